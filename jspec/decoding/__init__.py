@@ -1,0 +1,1 @@
+"""Decoding: choice, acceptance, the round and the loop around it."""

@@ -1,0 +1,158 @@
+"""One round of speculative decoding: draft, verify, commit.
+
+    draft    the drafter proposes a chain behind each slot's anchor
+    verify   the target reads the block: one program, whatever was proposed and whoever proposed it
+    commit   the target's choices are compared with the proposals, the agreeing ones are committed
+
+`verify` produces every committed token and writes every key and value of generated text. "No
+speculation" is the same program with an empty proposal. A host-stepped loop calls the three as
+separate compiled programs (`engine/static.py`); `round` composes them for loops that stay on the
+device, which count as exact only where the probe found the composition equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from jspec.decoding import accept, sampling, tree
+from jspec.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState, RoundInfo
+from jspec.decoding.tree import Block
+from jspec.drafters.base import Drafter, Rows
+from jspec.engine.config import EngineConfig
+from jspec.target import attention, model
+from jspec.target.cache import KVCache
+from jspec.target.model import TargetParams
+
+
+def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array]:
+    """The block to verify, and how many rows of each slot are proposals, `[B]` int32.
+
+    A slot that is done proposes nothing, and no slot proposes beyond its limit: those tokens could
+    not be emitted.
+    """
+    position = state.length - 1
+    proposal = drafter.propose(weights, state.drafter, state.anchor, position, state.sampling)
+    room = jnp.maximum(state.limit - state.length - 1, 0)
+    count = jnp.where(state.running, jnp.minimum(proposal.count, room), 0)
+    return tree.chain(state.anchor, proposal.tokens, count, config.rows), count
+
+
+def verify(
+    config: EngineConfig, params: TargetParams, cache: KVCache, block: Block
+) -> tuple[Array, Array, Array, KVCache]:
+    """The target on a block: logits after every row.
+
+    Returns:
+      `logits [B, N, V]` float32, `features [B, N, T * D]` float32, `finite [B, N]` bool (False where
+      a key or value was not a number), and the cache with the block written at columns
+      `length .. length + N - 1`; `length` itself is unchanged.
+    """
+    positions = cache.length[:, None] + block.depth
+    columns = attention.columns(
+        jnp.int32(0), cache.length, block.ancestors, cache.capacity, config.key_block
+    )
+    hidden, features, finite, cache = model.forward(
+        params, config.target, cache, block.tokens, positions, columns, taps=config.taps
+    )
+    return model.logits(params, hidden), features, finite, cache
+
+
+def commit(
+    drafter: Drafter,
+    weights: Any,
+    state: DecodeState,
+    block: Block,
+    proposed: Array,
+    logits: Array,
+    features: Array,
+    finite: Array,
+) -> tuple[DecodeState, RoundInfo]:
+    """Chooses, accepts, and moves every running slot on. Arguments as `draft` and `verify` return them."""
+    rows = block.rows
+    order = jnp.arange(rows, dtype=jnp.int32)[None]
+    choice = sampling.choose(logits, state.length[:, None] + block.depth, state.sampling)
+    whole = accept.committed(block, accept.accept(block, choice))  # rows that commit, [B]
+
+    # What ends the request first: a row that is not a number, an end token, or the limit.
+    in_path = order < whole[:, None]
+    sound = finite & jnp.isfinite(jnp.max(logits, axis=-1))
+    is_end = jnp.any(choice[:, :, None] == state.end_ids[:, None, :], axis=-1)
+    first_bad = _first(in_path & ~sound, rows)
+    first_end = _first(in_path & is_end, rows)
+    room = state.limit - state.length
+    count = jnp.minimum(jnp.minimum(whole, first_bad), jnp.minimum(first_end + 1, room))
+    finish = jnp.where(
+        first_end < count,
+        STOP,
+        jnp.where(count == room, LENGTH, jnp.where(first_bad < whole, ERROR, RUNNING)),
+    )
+    running = state.running
+    count = jnp.where(running, count, 0)
+    finish = jnp.where(running, finish, state.finish)
+
+    # Rows whose token is committed now: the anchor and the proposals that were emitted before the last.
+    start = state.length - 1
+    seen = Rows(slot=jnp.int32(0), tokens=block.tokens, features=features, start=start, count=count)
+    drafted = drafter.observe(weights, state.drafter, seen)
+    last = jnp.take_along_axis(choice, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    length = state.length + count
+    moved = state.replace(
+        cache=state.cache.replace(length=state.cache.length + count),
+        drafter=drafted,
+        anchor=jnp.where(count > 0, last, state.anchor),
+        length=length,
+        finish=finish,
+    )
+    info = RoundInfo(
+        tokens=jnp.where(order < count[:, None], choice, 0),
+        count=count,
+        proposals=block.tokens[:, 1:],
+        proposed=proposed,
+        accepted=jnp.where(running, whole - 1, 0),
+        finish=finish,
+    )
+    return moved, info
+
+
+def round(
+    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+) -> tuple[DecodeState, RoundInfo]:
+    """One whole round in one expression, for loops on the device."""
+    block, proposed = draft(config, drafter, weights, state)
+    logits, features, finite, cache = verify(config, params, state.cache, block)
+    return commit(drafter, weights, state.replace(cache=cache), block, proposed, logits, features, finite)
+
+
+def prefill(
+    config: EngineConfig, params: TargetParams, cache: KVCache, slot: Array, tokens: Array, start: Array, count: Array
+) -> tuple[Array, Array, KVCache]:
+    """Reads one chunk of a prompt into one slot; makes no token.
+
+    Args:
+      slot: `[]` int32.
+      tokens: `[C]` int32, the chunk, padded.
+      start: `[]` int32, a multiple of C: chunks lie on a grid that begins at position 0, so that a
+        prompt's keys and values are a function of the prompt alone.
+      count: `[]` int32, tokens of the chunk that are not padding.
+
+    Returns:
+      `features [1, C, T * D]`, `sound []` bool, and the cache with `length[slot] = start + count`.
+    """
+    chunk = tokens.shape[0]
+    bits = jnp.asarray(tree.chain_bits(chunk))[None]
+    columns = attention.columns(slot, start[None], bits, cache.capacity, config.key_block)
+    positions = (start + jnp.arange(chunk, dtype=jnp.int32))[None]
+    _, features, finite, cache = model.forward(
+        params, config.target, cache, tokens[None], positions, columns, taps=config.taps
+    )
+    sound = jnp.all(finite | (jnp.arange(chunk, dtype=jnp.int32) >= count)[None])
+    cache = cache.replace(length=cache.length.at[slot].set(start + count))
+    return features, sound, cache
+
+
+def _first(mask: Array, none: int) -> Array:
+    """Index of the first True along the last axis of `mask [B, N]`, `none` where there is none."""
+    return jnp.where(jnp.any(mask, axis=-1), jnp.argmax(mask, axis=-1), none).astype(jnp.int32)

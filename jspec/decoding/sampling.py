@@ -1,0 +1,149 @@
+"""The target's choice at every row: one function for greedy and sampled, settings as arrays.
+
+Settings are arrays over slots, never Python values, so one compiled program serves any mix. The
+choice at a row is
+
+    z = logits / T,  kept = top-k, top-p and min-p on z,  choice = argmax over kept of z + g
+
+with g the position-keyed noise of `noise.py`. A slot with T = 0 uses T = 1 and g = 0: greedy. Ties
+go to the lowest id. This is exact sampling from the filtered softmax (the Gumbel-max identity), and
+it is a function of the row's logits, the settings and the position alone.
+
+Filters are defined by value, so that ties need no order:
+
+    top-k  keeps a token iff fewer than k tokens have a larger z
+    top-p  keeps a token iff the tokens with a larger z have less than p of the mass (after top-k)
+    min-p  keeps a token iff its probability is at least min_p times the largest
+
+Without ties these are the usual sorted definitions (Fan et al., 2018; Holtzman et al., 2019; Nguyen
+et al., 2024). The most likely token is always kept.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jspec.decoding import noise
+
+
+class Sampling(flax.struct.PyTreeNode):
+    """Sampling settings of `B` slots."""
+
+    temperature: Array  # [B] float32, 0 is greedy
+    top_k: Array  # [B] int32, 0 is off
+    top_p: Array  # [B] float32, 1 is off
+    min_p: Array  # [B] float32, 0 is off
+    seed: Array  # [B, 2] uint32, low and high word
+    choice_index: Array  # [B] int32
+
+
+def greedy(slots: int) -> Sampling:
+    """Settings under which every slot takes the most likely token."""
+    return Sampling(
+        temperature=jnp.zeros((slots,), jnp.float32),
+        top_k=jnp.zeros((slots,), jnp.int32),
+        top_p=jnp.ones((slots,), jnp.float32),
+        min_p=jnp.zeros((slots,), jnp.float32),
+        seed=jnp.zeros((slots, 2), jnp.uint32),
+        choice_index=jnp.zeros((slots,), jnp.int32),
+    )
+
+
+def seed_words(seed: int) -> np.ndarray:
+    """A seed of 0 .. 2**64 - 1 as `[2]` uint32, low word first."""
+    return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
+
+
+def choose(logits: Array, position: Array, sampling: Sampling) -> Array:
+    """The target's choice after every row.
+
+    Args:
+      logits: `[B, N, V]` float32.
+      position: `[B, N]` int32, absolute position of the token that is chosen.
+      sampling: settings of the `B` slots.
+
+    Returns:
+      `[B, N]` int32.
+    """
+    return lax.cond(
+        jnp.any(sampling.temperature > 0),
+        lambda: _sample(logits, position, sampling),
+        lambda: first_largest(logits),
+    )
+
+
+def first_largest(x: Array) -> Array:
+    """Index of the largest value over the last axis, the lowest where several are equal; int32."""
+    return jnp.argmax(x, axis=-1).astype(jnp.int32)
+
+
+def _sample(logits: Array, position: Array, s: Sampling) -> Array:
+    """Draws without sorting the vocabulary.
+
+    The unfiltered winner, if it passes the filters, is the filtered winner: the largest of a set
+    that lies in a subset is the largest of the subset. If it fails, then every token of its value or
+    less fails with it, and the search goes on among the larger ones. Each turn is one pass over
+    the logits, and most rows need one turn.
+    """
+    sampled = (s.temperature > 0)[:, None, None]
+    z = logits / jnp.where(s.temperature > 0, s.temperature, 1.0)[:, None, None]
+    g = noise.gumbel(s.seed, s.choice_index, position, logits.shape[-1])
+    scores = jnp.where(sampled, z + g, z)
+    top = jnp.max(z, axis=-1)
+    mass = jnp.exp(z - top[..., None])
+
+    top_k, top_p = s.top_k[:, None], s.top_p[:, None]
+    floor = top + jnp.where(s.min_p > 0, jnp.log(s.min_p), -jnp.inf)[:, None]
+    total = lax.cond(
+        jnp.any((s.top_k > 0) & (s.top_p < 1)),
+        lambda: jnp.sum(jnp.where(z >= _kth_largest(z, top_k)[..., None], mass, 0.0), axis=-1),
+        lambda: jnp.sum(mass, axis=-1),
+    )
+
+    def passes(value: Array) -> Array:
+        above = z > value[..., None]
+        few = (top_k == 0) | (jnp.sum(above, axis=-1, dtype=jnp.int32) < top_k)
+        light = (top_p >= 1) | (jnp.sum(jnp.where(above, mass, 0.0), axis=-1) < top_p * total)
+        # A row that is not a number compares false everywhere; it must not loop for ever.
+        return (few & light & (value >= floor)) | (value >= top) | ~jnp.isfinite(top)
+
+    def pick(bound: Array) -> tuple[Array, Array]:
+        choice = first_largest(jnp.where(z > bound[..., None], scores, -jnp.inf))
+        return choice, jnp.take_along_axis(z, choice[..., None], axis=-1)[..., 0]
+
+    def again(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        choice, value, done = carry
+        new_choice, new_value = pick(jnp.where(done, -jnp.inf, value))
+        choice, value = jnp.where(done, choice, new_choice), jnp.where(done, value, new_value)
+        return choice, value, done | passes(value)
+
+    choice, value = pick(jnp.full_like(top, -jnp.inf))
+    choice, _, _ = lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (choice, value, passes(value)))
+    return choice
+
+
+def _kth_largest(z: Array, k: Array) -> Array:
+    """The k-th largest value over the last axis, `k [B, 1]` with 0 for the smallest, by bisection.
+
+    Floats compare like their bits once the bits of negative ones are flipped, so 32 halvings of the
+    range of a 32-bit word end at a value of the row, exactly.
+    """
+    raw = lax.bitcast_convert_type(z, jnp.int32)
+    key = jnp.where(raw < 0, raw ^ jnp.int32(0x7FFFFFFF), raw)  # increasing in z
+    wanted = jnp.where(k > 0, jnp.minimum(k, z.shape[-1]), z.shape[-1])
+
+    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds  # count(key >= low) >= wanted, count(key >= high) < wanted
+        middle = (low & high) + ((low ^ high) >> 1)
+        enough = jnp.sum(key >= middle[..., None], axis=-1, dtype=jnp.int32) >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    edge = z.shape[:-1]
+    limits = jnp.iinfo(jnp.int32)
+    low, _ = lax.fori_loop(
+        0, 32, halve, (jnp.full(edge, limits.min, jnp.int32), jnp.full(edge, limits.max, jnp.int32))
+    )
+    return lax.bitcast_convert_type(jnp.where(low < 0, low ^ jnp.int32(0x7FFFFFFF), low), jnp.float32)

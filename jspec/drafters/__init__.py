@@ -1,0 +1,1 @@
+"""Drafters: one file each, one interface (`base.py`)."""

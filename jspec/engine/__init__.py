@@ -1,0 +1,1 @@
+"""Engines: compiled programs of fixed shape around the pure functions of `decoding`."""

@@ -1,0 +1,182 @@
+"""The static engine: `B` slots, a handful of compiled programs, the canonical bits.
+
+Each function here is one compiled program. Configurations and drafters are static arguments, so
+programs are shared by everything in the process that uses the same engine; settings of requests
+are arrays, so nothing compiles after warm-up. The state is donated: use the one returned.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jspec.decoding import round as rounds
+from jspec.decoding import state as states
+from jspec.decoding.sampling import Sampling
+from jspec.decoding.state import DecodeState, RoundInfo
+from jspec.decoding.tree import Block
+from jspec.drafters.base import Drafter, Rows
+from jspec.engine.config import EngineConfig
+from jspec.target.cache import KVCache
+from jspec.target.model import TargetParams
+
+
+class Admission(flax.struct.PyTreeNode):
+    """One request as arrays, for `admit`."""
+
+    slot: Array  # [] int32
+    anchor: Array  # [] int32, the last prompt token
+    length: Array  # [] int32, prompt tokens
+    limit: Array  # [] int32, prompt tokens and the most output tokens
+    end_ids: Array  # [E] int32, -1 where unused
+    sampling: Sampling  # of one slot, [1, ...]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 3))
+def _init(config: EngineConfig, drafter: Drafter, weights: Any, dtype: Any) -> DecodeState:
+    return states.init(config, dtype, drafter.init(weights, config.slots, config.capacity))
+
+
+def init(config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any) -> DecodeState:
+    """A fresh state with empty slots, made in one compiled program."""
+    return _init(config, drafter, weights, params.dtype)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def prefill(
+    config: EngineConfig, params: TargetParams, cache: KVCache, slot: Array, tokens: Array, start: Array, count: Array
+) -> tuple[Array, Array, KVCache]:
+    """The program (1, C) on one slot: see `decoding.round.prefill`."""
+    return rounds.prefill(config, params, cache, slot, tokens, start, count)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def observe(drafter: Drafter, weights: Any, state: Any, rows: Rows) -> Any:
+    """Shows the drafter the rows of a prefill chunk."""
+    return drafter.observe(weights, state, rows)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(1,))
+def reset(drafter: Drafter, state: DecodeState, slot: Array) -> DecodeState:
+    """Empties one slot, so that prefill can fill it. Its old columns are masked, not cleared."""
+    return state.replace(
+        cache=state.cache.replace(length=state.cache.length.at[slot].set(0)),
+        drafter=drafter.reset(state.drafter, slot),
+        finish=state.finish.at[slot].set(states.LENGTH),
+        length=state.length.at[slot].set(1),
+        limit=state.limit.at[slot].set(1),
+    )
+
+
+@partial(jax.jit, donate_argnums=(0,))
+def admit(state: DecodeState, request: Admission) -> DecodeState:
+    """Starts a prefilled slot: from here on its tokens come from rounds."""
+    slot = request.slot
+    return state.replace(
+        anchor=state.anchor.at[slot].set(request.anchor),
+        length=state.length.at[slot].set(request.length),
+        limit=state.limit.at[slot].set(request.limit),
+        end_ids=state.end_ids.at[slot].set(request.end_ids),
+        finish=state.finish.at[slot].set(states.RUNNING),
+        sampling=jax.tree.map(
+            lambda all, one: lax.dynamic_update_slice_in_dim(all, one, slot, axis=0), state.sampling, request.sampling
+        ),
+    )
+
+
+@partial(jax.jit, donate_argnums=(0,))
+def cancel(state: DecodeState, slot: Array) -> DecodeState:
+    """Stops a slot where it is; others do not notice."""
+    return state.replace(finish=state.finish.at[slot].set(states.STOP))
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array]:
+    """The drafter's program: see `decoding.round.draft`."""
+    return rounds.draft(config, drafter, weights, state)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def verify(
+    config: EngineConfig, params: TargetParams, cache: KVCache, block: Block
+) -> tuple[Array, Array, Array, KVCache]:
+    """The program (B, N) that makes every token: see `decoding.round.verify`. Knows no drafter."""
+    return rounds.verify(config, params, cache, block)
+
+
+@partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+def commit(
+    drafter: Drafter,
+    weights: Any,
+    state: DecodeState,
+    block: Block,
+    proposed: Array,
+    logits: Array,
+    features: Array,
+    finite: Array,
+) -> tuple[DecodeState, RoundInfo]:
+    """Choice, acceptance and bookkeeping: see `decoding.round.commit`."""
+    return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite)
+
+
+def step(
+    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+) -> tuple[DecodeState, RoundInfo]:
+    """One round, stepped by the host: three programs, no host work between them."""
+    block, proposed = draft(config, drafter, weights, state)
+    logits, features, finite, cache = verify(config, params, state.cache, block)
+    state = state.replace(cache=cache)
+    return commit(drafter, weights, state, block, proposed, logits, features, finite)
+
+
+class Transcript(flax.struct.PyTreeNode):
+    """What a loop on the device leaves behind."""
+
+    tokens: Array  # [B, S + N] int32, emitted tokens of each slot from column 0
+    count: Array  # [B] int32
+    rounds: Array  # [] int32
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def run(
+    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+) -> tuple[DecodeState, Transcript]:
+    """Rounds until every slot is done, without the host. The round is compiled into the loop, so
+    its bits are those of the stepped engine only where `decoding.probe` found them equal."""
+    rows = config.rows
+    transcript = Transcript(
+        tokens=jnp.zeros((config.slots, config.capacity + rows), jnp.int32),
+        count=jnp.zeros((config.slots,), jnp.int32),
+        rounds=jnp.int32(0),
+    )
+
+    def body(carry: tuple[DecodeState, Transcript]) -> tuple[DecodeState, Transcript]:
+        state, out = carry
+        state, info = rounds.round(config, drafter, params, weights, state)
+
+        def put(slot: Array, tokens: Array) -> Array:
+            row = lax.dynamic_slice_in_dim(info.tokens, slot, 1)
+            return lax.dynamic_update_slice(tokens, row, (slot, out.count[slot]))
+
+        tokens = lax.fori_loop(0, config.slots, put, out.tokens)
+        return state, Transcript(tokens=tokens, count=out.count + info.count, rounds=out.rounds + 1)
+
+    return lax.while_loop(lambda carry: jnp.any(carry[0].running), body, (state, transcript))
+
+
+def chunks(config: EngineConfig, prompt: np.ndarray) -> list[tuple[np.ndarray, np.int32, np.int32]]:
+    """`prompt[:-1]` on the grid of chunks: padded tokens `[C]`, start and count of each."""
+    body = prompt[:-1]
+    out = []
+    for start in range(0, len(body), config.chunk):
+        part = body[start : start + config.chunk]
+        padded = np.zeros((config.chunk,), np.int32)
+        padded[: len(part)] = part
+        out.append((padded, np.int32(start), np.int32(len(part))))
+    return out

@@ -1,0 +1,1 @@
+"""Measuring: prompt sets, metrics, reports and `jspec bench`."""

@@ -1,0 +1,70 @@
+"""The key/value cache: fixed capacity, one array per layer.
+
+A tuple over layers rather than one stacked array, so that each layer's update is in place when the
+cache is donated. Columns are absolute positions: column c of a slot belongs to the token at
+position c, in every program, always.
+
+On CPU a bfloat16 cache is held as its raw bits (uint16). XLA's CPU backend widens a bfloat16
+operand of an update to float32 and back, the whole array of it: at 8 slots of 512 columns that
+turned a write of 0.5 ms into one of 155 ms.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jspec.target.config import TargetConfig
+
+
+class KVCache(flax.struct.PyTreeNode):
+    """Keys and values of `B` slots with capacity for `S` columns."""
+
+    keys: tuple[Array, ...]  # per layer [B, G, S, hd]
+    values: tuple[Array, ...]  # per layer [B, G, S, hd]
+    length: Array  # [B] int32: columns 0 .. length-1 are committed
+
+    @property
+    def slots(self) -> int:
+        return self.keys[0].shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+
+def storage_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype that a cache of `dtype` is held in on the default backend."""
+    if dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        return jnp.dtype(jnp.uint16)
+    return jnp.dtype(dtype)
+
+
+def pack(x: Array, storage: jnp.dtype) -> Array:
+    """Float32 `x` rounded to what a cache held in `storage` keeps."""
+    if storage == jnp.uint16:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(storage)
+
+
+def unpack(x: Array) -> Array:
+    """Columns of a cache as numbers, the inverse of `pack`."""
+    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+
+
+def init(config: TargetConfig, slots: int, capacity: int, dtype: jnp.dtype) -> KVCache:
+    """An empty cache; all columns are zero."""
+    held = storage_dtype(dtype)
+    shape = (slots, config.kv_heads, capacity, config.head_width)
+    return KVCache(
+        keys=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),
+        values=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),
+        length=jnp.zeros((slots,), jnp.int32),
+    )
+
+
+def bytes_per_token(config: TargetConfig, dtype: jnp.dtype) -> int:
+    """Bytes of keys and values that one token adds, over all layers."""
+    return 2 * config.layers * config.kv_heads * config.head_width * jnp.dtype(dtype).itemsize

@@ -37,7 +37,7 @@ format: $(READY) ## Rewrites the code in the style that lint checks
 	$(PY) -m ruff format
 
 clean: ## Removes .venv and what tools left behind (not ~/.cache/jspec)
-	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv build dist .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first interpreter that is new enough and can make a virtual environment.

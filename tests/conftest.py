@@ -1,6 +1,7 @@
-"""Settings that must stand before the first test imports JAX, and the strictness of the whole suite."""
+"""Settings that must stand before the first array, and the strictness of the whole suite."""
 
 import os
+from pathlib import Path
 
 # Tests mean the CPU unless told otherwise, also where an accelerator's plugin is installed.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -8,9 +9,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import jax
 
+from jspec.startup import configure_cache
+
 # Silent promotion is where bits get lost: bfloat16 + float32, or [B] + [B, N] read as [1, B] + [B, N].
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiling is most of a run; the second run reads its programs from the checkout. They give the same bits.
+configure_cache(Path(__file__).parent.parent / ".cache" / "xla")
 
 # The first example of a property compiles, the others do not: a deadline would measure the compiler.
 hypothesis.settings.register_profile("local", deadline=None)

@@ -201,9 +201,7 @@ def _step(
     out = jax.block_until_ready(static.verify(config, params, state.cache, block))
     t2 = time.perf_counter()
     logits, features, finite, cache = out
-    state, info = static.commit(
-        drafter, weights, state.replace(cache=cache), block, proposed, logits, features, finite
-    )
+    state, info = static.commit(drafter, weights, state.replace(cache=cache), block, proposed, logits, features, finite)
     info = jax.device_get(info)
     times.draft += t1 - t0
     times.verify += t2 - t1

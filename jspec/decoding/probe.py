@@ -68,15 +68,16 @@ class _Output:
 
     def __init__(self, logits: Array, cache: KVCache, starts: np.ndarray, rows: int) -> None:
         self.logits = np.asarray(logits).view(np.uint32)
-        self.columns = []
-        for slot, start in enumerate(starts):
-            at = slice(int(start), int(start) + rows)
-            taken = [np.asarray(x[slot, :, at]) for x in (*cache.keys, *cache.values)]
-            self.columns.append(np.stack([_bits(x) for x in taken]))  # [2 L, G, N, hd]
+        held = [bits(x) for x in (*cache.keys, *cache.values)]
+        self.columns = [
+            np.stack([x[slot, :, int(start) : int(start) + rows] for x in held]) for slot, start in enumerate(starts)
+        ]  # per slot [2 L, G, N, hd]
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
-    return x.view({2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
+def bits(x: Array) -> np.ndarray:
+    """An array's raw bits on the host, as unsigned integers of its width."""
+    host = np.asarray(x)
+    return host.view({2: np.uint16, 4: np.uint32}[host.dtype.itemsize])
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> int:
@@ -103,6 +104,11 @@ def _prefilled(config: EngineConfig, params: TargetParams, texts: np.ndarray) ->
     return cache
 
 
+@jax.jit
+def _copy(cache: KVCache) -> KVCache:
+    return jax.tree.map(jnp.copy, cache)
+
+
 def _verify(
     config: EngineConfig, params: TargetParams, cache: KVCache, texts: np.ndarray, shift: int = 0
 ) -> tuple[_Output, KVCache]:
@@ -110,7 +116,7 @@ def _verify(
     rows = config.rows
     at = _length(config) + shift
     lengths = np.full((config.slots,), at, np.int32)
-    cache = jax.tree.map(jnp.copy, cache).replace(length=jnp.asarray(lengths))
+    cache = _copy(cache).replace(length=jnp.asarray(lengths))
     block = tree.chain(
         jnp.asarray(texts[:, at]),
         jnp.asarray(texts[:, at + 1 : at + rows]),
@@ -190,9 +196,7 @@ def _slot(config: EngineConfig, params: TargetParams, texts: np.ndarray, first: 
     return Finding(count == 0, f"every text moved to the next slot: {count} numbers differ")
 
 
-def _between(
-    config: EngineConfig, params: TargetParams, texts: np.ndarray, first: _Output
-) -> dict[str, Finding]:
+def _between(config: EngineConfig, params: TargetParams, texts: np.ndarray, first: _Output) -> dict[str, Finding]:
     slots = 1 if config.slots > 1 else 2
     rows = 1 if config.rows > 1 else 8
     others = {
@@ -215,9 +219,7 @@ def _between(
     return found
 
 
-def _compare(
-    config: EngineConfig, other: EngineConfig, params: TargetParams, texts: np.ndarray, first: _Output
-) -> int:
+def _compare(config: EngineConfig, other: EngineConfig, params: TargetParams, texts: np.ndarray, first: _Output) -> int:
     """Differing numbers of slot 0 between this engine's verify and another's, on the rows both have."""
     start = _length(config)
     cache = kv.init(other.target, other.slots, other.capacity, params.dtype)
@@ -259,8 +261,8 @@ def device_loop(
         count = int(transcript.count[slot])
         different += np.asarray(transcript.tokens)[slot, :count].tolist() != emitted[slot]
         held = int(stepped.length[slot]) - 1
-        for a, b in zip((*stepped.cache.keys, *stepped.cache.values), (*looped.cache.keys, *looped.cache.values), strict=True):
-            different += _differing(_bits(np.asarray(a[slot, :, :held])), _bits(np.asarray(b[slot, :, :held])))
+        for a, b in zip(
+            (*stepped.cache.keys, *stepped.cache.values), (*looped.cache.keys, *looped.cache.values), strict=True
+        ):
+            different += _differing(bits(a)[slot, :, :held], bits(b)[slot, :, :held])
     return Finding(different == 0, f"loop on the device against stepping: {different} texts and numbers differ")
-
-

@@ -136,5 +136,3 @@ def _check_number(name: str, value: float, low: float, high: float) -> None:
 def _check_whole(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not low <= value <= high:
         raise JspecError(f"`{name}` is `{value!r}`.", f"a whole number from {low} to {high}.", f"correct `{name}`.")
-
-

@@ -51,9 +51,7 @@ def verify(
       `length .. length + N - 1`; `length` itself is unchanged.
     """
     positions = cache.length[:, None] + block.depth
-    columns = attention.columns(
-        jnp.int32(0), cache.length, block.ancestors, cache.capacity, config.key_block
-    )
+    columns = attention.columns(jnp.int32(0), cache.length, block.ancestors, cache.capacity, config.key_block)
     hidden, features, finite, cache = model.forward(
         params, config.target, cache, block.tokens, positions, columns, taps=config.taps
     )

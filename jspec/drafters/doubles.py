@@ -161,18 +161,14 @@ class Self(Drafter):
 
         def extend(step: Array, carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
             tokens, cache = carry
-            hidden, _, _, cache = model.forward(
-                weights, self.engine.target, cache, tokens, positions, columns
-            )
+            hidden, _, _, cache = model.forward(weights, self.engine.target, cache, tokens, positions, columns)
             choice = samplings.choose(model.logits(weights, hidden), positions + 1, sampling)
             at = jnp.arange(rows, dtype=jnp.int32)[None] == step + 1
             return jnp.where(at, jnp.roll(choice, 1, axis=1), tokens), cache
 
         tokens = jnp.concatenate([anchor[:, None], jnp.zeros((slots, rows - 1), jnp.int32)], axis=1)
         tokens, _ = lax.fori_loop(0, self.proposals, extend, (tokens, state))
-        return Proposal(
-            tokens=tokens[:, 1 : 1 + self.proposals], count=jnp.full((slots,), self.proposals, jnp.int32)
-        )
+        return Proposal(tokens=tokens[:, 1 : 1 + self.proposals], count=jnp.full((slots,), self.proposals, jnp.int32))
 
 
 class LensWeights(flax.struct.PyTreeNode):

@@ -40,13 +40,16 @@ class Dialogue:
     opened_by_user: bool = True  # false where a recorded answer comes before the first turn
 
 
-def read_dialogue(record: Any, place: str, *, text_key: str | None = None) -> tuple[Dialogue, bool]:
+def read_dialogue(
+    record: Any, place: str, *, text_key: str | None = None, opening_only: bool = False
+) -> tuple[Dialogue, bool]:
     """Reads one record.
 
     Args:
       record: the parsed JSON value.
       place: where it stands, for error messages, such as "line 3 of `a.jsonl`".
       text_key: the data set's own key for the bare text; it is tried right after `turns`.
+      opening_only: keep the first turn alone; messages behind it are not looked at.
 
     Returns:
       the dialogue, which has no turns where a list of messages holds none by the user, and whether
@@ -57,17 +60,17 @@ def read_dialogue(record: Any, place: str, *, text_key: str | None = None) -> tu
             f"{place} is `{_brief(record)}`, not an object.", LAYOUTS + ".", "convert the record to one of these."
         )
     if "turns" in record:
-        return _from_texts(record["turns"], "turns", place), False
+        return _from_texts(record["turns"], "turns", place, opening_only), False
     if text_key is not None and text_key in record:
-        return _from_texts(record[text_key], text_key, place), True
+        return _from_texts(record[text_key], text_key, place, opening_only), True
     for key in _MESSAGE_KEYS:
         if key in record:
-            return _from_messages(record[key], key, place), False
+            return _from_messages(record[key], key, place, opening_only), False
     if "instruction" in record:
         return _from_instruction(record, place), False
     for key in _TEXT_KEYS:
         if key in record:
-            return _from_texts(record[key], key, place), False
+            return _from_texts(record[key], key, place, opening_only), False
     raise JspecError(
         f"{place} has the keys {', '.join(f'`{k}`' for k in list(record)[:12]) or 'of an empty object'}.",
         LAYOUTS + ".",
@@ -75,20 +78,21 @@ def read_dialogue(record: Any, place: str, *, text_key: str | None = None) -> tu
     )
 
 
-def _from_texts(value: Any, key: str, place: str) -> Dialogue:
+def _from_texts(value: Any, key: str, place: str, opening_only: bool) -> Dialogue:
     texts = [value] if isinstance(value, str) and key != "turns" else value
     if isinstance(texts, list) and texts and all(isinstance(t, dict) for t in texts):
-        return _from_messages(texts, key, place)
+        return _from_messages(texts, key, place, opening_only)
     if not isinstance(texts, list) or not texts:
         raise JspecError(
             f"`{key}` at {place} is `{_brief(value)}`.",
             "a list of at least one text." if key == "turns" else "a text, or a list of at least one text.",
             "repair the record.",
         )
+    texts = texts[:1] if opening_only else texts
     return Dialogue(tuple(_text(t, f"`{key}`", place) for t in texts))
 
 
-def _from_messages(value: Any, key: str, place: str) -> Dialogue:
+def _from_messages(value: Any, key: str, place: str, opening_only: bool) -> Dialogue:
     if not isinstance(value, list):
         raise JspecError(f"`{key}` at {place} is `{_brief(value)}`.", "a list of messages.", "repair the record.")
     turns: list[str] = []
@@ -108,7 +112,13 @@ def _from_messages(value: Any, key: str, place: str) -> Dialogue:
             turns.append(_text(content, where, place))
         elif role in _SYSTEM:
             # An empty system message asks for the model's own default, like a missing one.
-            system = _text(content, where, place) if content and not turns else system
+            if content and (turns or system is not None):
+                raise JspecError(
+                    f"{where} at {place} is a second system message, or one behind a turn.",
+                    "one system message, before the first turn.",
+                    "join the system messages, or delete the later ones.",
+                )
+            system = _text(content, where, place) if content else system
             continue
         elif role not in _ANSWER:
             raise JspecError(
@@ -118,6 +128,8 @@ def _from_messages(value: Any, key: str, place: str) -> Dialogue:
             )
         if opened_by_user is None:
             opened_by_user = role in _USER
+        if opening_only and turns:
+            break
     return Dialogue(tuple(turns), system, bool(opened_by_user))
 
 

@@ -87,6 +87,8 @@ def _parquet(path: Path) -> list[tuple[str, Any]]:
         rows = parquet.read_table(str(path)).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
         raise JspecError(
-            f"`{path}` cannot be read as Parquet: {error}.", "an intact Parquet file.", "download the file again."
+            f"`{path}` cannot be read as Parquet: {str(error).rstrip('.')}.",
+            "an intact Parquet file.",
+            "download the file again.",
         ) from error
     return [(f"row {i + 1} of `{path}`", row) for i, row in enumerate(rows)]

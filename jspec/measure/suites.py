@@ -171,13 +171,11 @@ def _locate(name: str, path: Path) -> Path:
 def _prompts(name: str, suite: _Suite, records: list[tuple[str, Any]], source: str) -> list[Prompt]:
     prompts = []
     for i, (place, record) in enumerate(records):
-        dialogue, bare = read_dialogue(record, place, text_key=suite.text_key)
+        dialogue, bare = read_dialogue(record, place, text_key=suite.text_key, opening_only=suite.opening_only)
         turns = tuple(suite.wording.format(t) for t in dialogue.turns) if bare else dialogue.turns
-        if suite.opening_only:
-            # The published chat files hold records that are empty or begin in the middle of a chat.
-            if not turns or not dialogue.opened_by_user:
-                continue
-            turns = turns[:1]
+        # The published chat files hold records that are empty or begin in the middle of a chat.
+        if suite.opening_only and not (turns and dialogue.opened_by_user):
+            continue
         if not turns:
             raise JspecError(f"{place} has no message by the user.", "at least one.", "repair or delete the record.")
         prompts.append(Prompt(name, i, turns, dialogue.system))

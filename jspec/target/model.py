@@ -135,8 +135,9 @@ def forward(
         qkv = linear(h, layer.qkv)
         q, k, v = split_heads(qkv, c)
         q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
-        # A row that is not a number must not poison its neighbours, nor the slot's next user.
-        good = jnp.isfinite(k) & jnp.isfinite(v)
+        # A row that is not a number must not poison its neighbours, nor the slot's next user. Judged
+        # as the cache will hold it: a finite float32 may still round to an infinity.
+        good = jnp.isfinite(k.astype(params.dtype)) & jnp.isfinite(v.astype(params.dtype))
         finite &= jnp.all(good, axis=(-1, -2))
         k, v = jnp.where(good, k, 0.0), jnp.where(good, v, 0.0)
         keys[i] = attention.write(keys[i], k, columns)

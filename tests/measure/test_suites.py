@@ -113,7 +113,7 @@ def test_recorded_chats_are_asked_their_opening_alone(tmp_path):
         tmp_path / "a.jsonl",
         {"conversations": []},
         {"conversations": [{"from": "gpt", "value": "..."}, {"from": "human", "value": "go on"}]},
-        {"conversations": SHAREGPT},
+        {"conversations": [*SHAREGPT[:2], {"from": "wizard", "value": None}]},  # nobody asks this far
     )
     # The place in the file stays, so that a subset can be traced back.
     assert load("sharegpt", path=file) == [Prompt("sharegpt", 2, ("Hi",))]
@@ -221,6 +221,7 @@ def test_the_builtin_chats_hold_conversations_of_two_turns():
         (b'{"messages": [{"role": ["user"], "content": "a"}]}', "the role `list`"),
         (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "message 1 of `messages`"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}', "no message by the user"),
+        (b'{"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}', "behind a turn"),
         (b'{"instruction": "a", "instances": "b"}', "`instances` at line 1"),
         (b'{"instruction": "a", "instances": [{"input": 3}]}', "`input` at line 1"),
     ],
@@ -299,7 +300,12 @@ def mirror(cache, monkeypatch):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    # Whatever the client asks on its own account is then seen here, too.
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
     Mirror.asked.clear()
     yield Mirror
     server.shutdown()

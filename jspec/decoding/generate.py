@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.decoding import state as states
@@ -172,7 +173,7 @@ def _prefill(
     number: int,
 ) -> tuple[DecodeState, bool]:
     """Reads `prompt[:-1]` into a slot; False if a key or value was not a number."""
-    slot = np.int32(number)
+    slot = jnp.int32(number)
     state = static.reset(drafter, state, slot)
     sounds = []
     for tokens, start, count in static.chunks(config, np.asarray(request.prompt, np.int32)):

@@ -100,7 +100,7 @@ def _prefilled(config: EngineConfig, params: TargetParams, texts: np.ndarray) ->
     cache = kv.init(config.target, config.slots, config.capacity, params.dtype)
     for slot in range(config.slots):
         for tokens, start, count in static.chunks(config, texts[slot, : _length(config) + 1]):
-            _, _, cache = static.prefill(config, params, cache, np.int32(slot), tokens, start, count)
+            _, _, cache = static.prefill(config, params, cache, jnp.int32(slot), tokens, start, count)
     return cache
 
 
@@ -225,7 +225,7 @@ def _compare(config: EngineConfig, other: EngineConfig, params: TargetParams, te
     cache = kv.init(other.target, other.slots, other.capacity, params.dtype)
     for slot in range(other.slots):
         for tokens, at, held in static.chunks(other, texts[slot, : start + 1]):
-            _, _, cache = static.prefill(other, params, cache, np.int32(slot), tokens, at, held)
+            _, _, cache = static.prefill(other, params, cache, jnp.int32(slot), tokens, at, held)
     rows = other.rows
     cache = cache.replace(length=jnp.full((other.slots,), start, jnp.int32))
     block = tree.chain(

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import secrets
 
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.decoding.sampling import Sampling, seed_words
@@ -86,19 +87,19 @@ def admission(config: EngineConfig, request: Request, slot: int) -> Admission:
     ends = np.full((END_IDS,), -1, np.int32)
     ends[: len(request.end_ids)] = request.end_ids
     sampling = Sampling(
-        temperature=np.full((1,), request.temperature, np.float32),
-        top_k=np.full((1,), request.top_k, np.int32),
-        top_p=np.full((1,), request.top_p, np.float32),
-        min_p=np.full((1,), request.min_p, np.float32),
-        seed=seed_words(request.seed)[None],
-        choice_index=np.full((1,), request.choice_index, np.int32),
+        temperature=jnp.asarray([request.temperature], jnp.float32),
+        top_k=jnp.asarray([request.top_k], jnp.int32),
+        top_p=jnp.asarray([request.top_p], jnp.float32),
+        min_p=jnp.asarray([request.min_p], jnp.float32),
+        seed=jnp.asarray(seed_words(request.seed)[None]),
+        choice_index=jnp.asarray([request.choice_index], jnp.int32),
     )
     return Admission(
-        slot=np.int32(slot),
-        anchor=np.int32(request.prompt[-1]),
-        length=np.int32(length),
-        limit=np.int32(length + capped(config, request)),
-        end_ids=ends,
+        slot=jnp.int32(slot),
+        anchor=jnp.int32(request.prompt[-1]),
+        length=jnp.int32(length),
+        limit=jnp.int32(length + capped(config, request)),
+        end_ids=jnp.asarray(ends),
         sampling=sampling,
     )
 

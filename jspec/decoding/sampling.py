@@ -3,7 +3,7 @@
 Settings are arrays over slots, never Python values, so one compiled program serves any mix. The
 choice at a row is
 
-    z = logits / T,  kept = top-k, top-p and min-p on z,  choice = argmax over kept of z + g
+    z = (logits - max) / T,  kept = top-k, top-p and min-p on z,  choice = argmax over kept of z + g
 
 with g the position-keyed noise of `noise.py`. A slot with T = 0 uses T = 1 and g = 0: greedy. Ties
 go to the lowest id. This is exact sampling from the filtered softmax (the Gumbel-max identity), and
@@ -89,11 +89,13 @@ def _sample(logits: Array, position: Array, s: Sampling) -> Array:
     the logits, and most rows need one turn.
     """
     sampled = (s.temperature > 0)[:, None, None]
-    z = logits / jnp.where(s.temperature > 0, s.temperature, 1.0)[:, None, None]
+    # Counted from the row's best: a small T would leave a z far from 0 no digits for the noise.
+    best = jnp.max(logits, axis=-1)
+    z = (logits - best[..., None]) / jnp.where(s.temperature > 0, s.temperature, 1.0)[:, None, None]
     g = noise.gumbel(s.seed, s.choice_index, position, logits.shape[-1])
     scores = jnp.where(sampled, z + g, z)
-    top = jnp.max(z, axis=-1)
-    mass = jnp.exp(z - top[..., None])
+    top = best - best  # 0, or not a number as the row is
+    mass = jnp.exp(z)
 
     top_k, top_p = s.top_k[:, None], s.top_p[:, None]
     floor = top + jnp.where(s.min_p > 0, jnp.log(s.min_p), -jnp.inf)[:, None]

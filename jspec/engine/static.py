@@ -170,13 +170,13 @@ def run(
     return lax.while_loop(lambda carry: jnp.any(carry[0].running), body, (state, transcript))
 
 
-def chunks(config: EngineConfig, prompt: np.ndarray) -> list[tuple[np.ndarray, np.int32, np.int32]]:
-    """`prompt[:-1]` on the grid of chunks: padded tokens `[C]`, start and count of each."""
+def chunks(config: EngineConfig, prompt: np.ndarray) -> list[tuple[Array, Array, Array]]:
+    """`prompt[:-1]` on the grid of chunks: padded tokens `[C]`, start `[]` and count `[]` of each, int32."""
     body = prompt[:-1]
     out = []
     for start in range(0, len(body), config.chunk):
         part = body[start : start + config.chunk]
         padded = np.zeros((config.chunk,), np.int32)
         padded[: len(part)] = part
-        out.append((padded, np.int32(start), np.int32(len(part))))
+        out.append((jnp.asarray(padded), jnp.int32(start), jnp.int32(len(part))))
     return out

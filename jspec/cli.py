@@ -1,0 +1,271 @@
+"""The command `jspec`: one verb a task.
+
+    jspec generate "Why is the sky blue?"
+    jspec bench --dataset-name gsm8k --dataset-path $DATA/eval --num-prompts 16
+    jspec doctor
+
+A table or text for people comes first; the last line of `bench` and `doctor` is one JSON document
+for programs. Wrong input ends with a message in three parts and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jspec.errors import JspecError
+from jspec.startup import CompileCounter, configure_cache
+
+DEFAULT_SETS = ("builtin_math", "builtin_code", "builtin_chat")
+REFERENCE_SETS = ("math500", "gsm8k", "humaneval", "mbpp", "mt_bench", "ultrachat")
+DEFAULT_RUNS = ("baseline", "baseline_native", "ngram_k3", "ngram_k7")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and runs the verb; returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        configure_cache(options.cache_dir)
+        code: int = options.run(options)
+        return code
+    except JspecError as error:
+        print(f"jspec: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jspec: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe has left; Python would complain once more while flushing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jspec", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--model", metavar="TARGET", help="a GGUF file; default: the embedded SmolLM2-135M-Instruct")
+    common.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the weights (default: bfloat16)")
+    common.add_argument("--cache-dir", metavar="DIR", help="folder for compiled programs")
+    common.add_argument("--rows", type=int, default=8, metavar="N", help="rows of a verify block (default: 8)")
+
+    choice = argparse.ArgumentParser(add_help=False)
+    choice.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    choice.add_argument("--top-k", type=int, default=0)
+    choice.add_argument("--top-p", type=float, default=1.0)
+    choice.add_argument("--min-p", type=float, default=0.0)
+
+    bench = verbs.add_parser("bench", parents=[common, choice], help="time plain against speculative decoding")
+    bench.set_defaults(run=_bench)
+    bench.add_argument("--dataset-name", nargs="+", metavar="NAME", help="data sets (default: built-in prompts)")
+    bench.add_argument("--dataset-path", metavar="PATH", help="file, or folder of NAME.jsonl")
+    bench.add_argument("--num-prompts", type=int, metavar="N", help="conversations of each set (default: 4)")
+    bench.add_argument("--max-concurrency", type=int, default=1, metavar="B", help="slots (default: 1)")
+    bench.add_argument("--output-len", type=int, metavar="N", help="most output tokens (default: 64)")
+    bench.add_argument("--ignore-eos", action="store_true", help="go on to --output-len behind end tokens")
+    bench.add_argument("--seed", type=int, default=0)
+    bench.add_argument("--runs", nargs="+", default=list(DEFAULT_RUNS), metavar="RUN")
+    bench.add_argument("--full", action="store_true", help="the reference's sets, all prompts, 128 tokens")
+    bench.add_argument("--no-exact", action="store_true", help="skip the second process behind `exact`")
+    bench.add_argument("--save-result", action="store_true", help="write the JSON and one file a run in vLLM's keys")
+    bench.add_argument("--result-dir", default="results", metavar="DIR")
+
+    text = verbs.add_parser("generate", parents=[common, choice], help="continue a prompt, streaming")
+    text.set_defaults(run=_generate)
+    text.add_argument("prompt", help="a user turn; `-` reads standard input")
+    text.add_argument("--drafter", default="ngram_k7", help="changes the speed, never the text (default: ngram_k7)")
+    text.add_argument("--max-tokens", type=int, default=256)
+    text.add_argument("--seed", type=int, help="drawn and printed when left out")
+    text.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
+    text.add_argument("--stats", action="store_true", help="print tokens, rounds and speed to stderr")
+
+    doctor = verbs.add_parser("doctor", parents=[common], help="say what this machine guarantees")
+    doctor.set_defaults(run=_doctor)
+    doctor.add_argument("--max-concurrency", type=int, default=1, metavar="B", help="slots (default: 1)")
+    return parser
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from jspec.measure import bench, hardware, report, suites
+    from jspec.measure.conversations import Settings
+    from jspec.target import loading
+
+    names = options.dataset_name or (REFERENCE_SETS if options.full else DEFAULT_SETS)
+    count = options.num_prompts if options.num_prompts is not None else (None if options.full else 4)
+    length = options.output_len if options.output_len is not None else (128 if options.full else 64)
+    settings = Settings(
+        max_tokens=length,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        ignore_eos=options.ignore_eos,
+    )
+    plan = bench.plan_of(
+        names,
+        list(dict.fromkeys(options.runs)),
+        settings,
+        path=options.dataset_path,
+        num_prompts=count,
+        concurrency=options.max_concurrency,
+        rows=options.rows,
+        target=options.model,
+        check_exact=not options.no_exact,
+    )
+    begin = time.perf_counter()
+    checkpoint = loading.load(options.model, dtype=options.dtype)
+    print(
+        f"{checkpoint.name} ({checkpoint.license or 'licence not stated'}), "
+        f"loaded in {time.perf_counter() - begin:.1f} s"
+    )
+    for name, prompts in plan.datasets:
+        print(f"{name}: {suites.describe(prompts)}")
+    outcome = bench.run(plan, checkpoint, progress=_progress)
+    _progress_end()
+    print("\n" + "\n".join(outcome.card.lines(batches=(1, plan.concurrency) if plan.concurrency > 1 else (1,))))
+    findings = ", ".join(
+        f"{name} {'yes' if f.holds else 'no'}" for name, f in outcome.probe.findings.items() if f.holds is not None
+    )
+    print(f"probe       {findings}: {'exact' if outcome.probe.exact else 'NOT exact'} within this engine")
+    if outcome.interrupted:
+        print("\nInterrupted: only prompts that every run has answered are counted.")
+    how = "greedy" if settings.temperature == 0 else f"T = {settings.temperature:g}"
+    print(
+        f"\n{how}, at most {length} output tokens, concurrency {plan.concurrency}, {outcome.card.dtype}, "
+        f"{plan.rows} rows, position-keyed choice; runs interleaved\n"
+    )
+    print(report.table(outcome.rows) + "\n")
+    print(report.detail_table(outcome.rows) + "\n")
+    for line in (*report.notes(outcome.rows), *outcome.agreement, *report.LEGEND):
+        print(line)
+    text = report.document(
+        device=hardware.device(),
+        versions=hardware.versions(),
+        engine=outcome.engine,
+        probe=outcome.probe.document(),
+        runs=outcome.rows,
+        extra={
+            "card": outcome.card.as_dict(),
+            "target": {"name": checkpoint.name, "fingerprint": checkpoint.fingerprint},
+            "settings": vars(settings) | {"thinking": "template default"},
+            "rule": "position-keyed",
+            "interrupted": outcome.interrupted,
+        },
+    )
+    if options.save_result:
+        for path in report.save_result(options.result_dir, text, _vllm(outcome, plan, checkpoint.name)):
+            print(f"wrote {path}")
+    print(text)
+    return 130 if outcome.interrupted else 0
+
+
+def _vllm(outcome: Any, plan: Any, model: str) -> list[dict[str, Any]]:
+    from jspec.measure import metrics
+
+    results = []
+    for dataset, _ in plan.datasets:
+        groups = [g for g in outcome.groups if g.dataset == dataset]
+        for name in plan.runs if groups else ():
+            traces = [t for g in groups for turns in g.traces[name] for t in turns]
+            wall = sum(g.wall[name] for g in groups)
+            results.append(
+                metrics.vllm_result(
+                    traces, wall, model_id=model, label=f"{dataset}-{name}", max_concurrency=plan.concurrency
+                )
+            )
+    return results
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from jspec import api
+    from jspec.decoding.request import Request
+    from jspec.target import loading
+
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    checkpoint = loading.load(options.model, dtype=options.dtype)
+    seed = options.seed
+    if seed is None:
+        seed = Request(prompt=(0,)).with_seed().seed
+        if options.temperature > 0:
+            print(f"jspec: seed {seed}", file=sys.stderr)
+    begin = time.perf_counter()
+    pieces = api.stream(
+        checkpoint,
+        prompt,
+        drafter=options.drafter,
+        chat=not options.raw,
+        config=api.engine(checkpoint, rows=options.rows),
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=seed,
+    )
+    first = None
+    with CompileCounter() as counter:
+        for piece in pieces:
+            first = first or time.perf_counter()
+            print(piece, end="", flush=True)
+    print()
+    if options.stats:
+        ready = (first or begin) - begin
+        print(
+            f"jspec: first text after {ready:.2f} s, all after {time.perf_counter() - begin:.2f} s; {counter}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from jspec import api
+    from jspec.decoding import probe
+    from jspec.measure import hardware
+    from jspec.target import loading
+
+    checkpoint = loading.load(options.model, dtype=options.dtype)
+    config = api.engine(checkpoint, slots=options.max_concurrency, rows=options.rows, max_length=1024)
+    found = probe.probe(config, checkpoint.params, between=True)
+    device = hardware.device()
+    print(f"target  {checkpoint.name}, {checkpoint.params.dtype}, {checkpoint.fingerprint[:12]}")
+    print(f"engine  {config.slots} slots, {config.rows} rows, {config.capacity} columns")
+    for name, finding in found.findings.items():
+        held = {True: "yes", False: "no", None: "?"}[finding.holds]
+        print(f"{name:9} {held:4} {finding.reason}")
+    print(
+        "Within this engine the text depends on prompt, settings and seed alone (rerun, content, row, slot)."
+        if found.exact
+        else "Within this engine the text may depend on drafter and batch mates: a needed property does not hold."
+    )
+    print("Between engines equality is claimed only where batch, width or capacity say yes.")
+    body = {"schema": 1, "device": device, "versions": hardware.versions(), "probe": found.document()}
+    print(json.dumps(body, default=str))
+    return 0 if found.exact else 1
+
+
+def _progress(done: int, total: int, what: str) -> None:
+    """A bar on stderr, rewritten in place on a terminal, silent elsewhere."""
+    if sys.stderr.isatty():
+        filled = 24 * done // max(total, 1)
+        print(
+            f"\r\033[K[{'#' * filled}{'.' * (24 - filled)}] {done}/{total} {what}", end="", file=sys.stderr, flush=True
+        )
+
+
+def _progress_end() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,9 +60,8 @@ def start(cwd: Path, path: str | None = None, *, early: bool = False, **env: str
 def starts_twice(cwd: Path, path: str | None = None, *, early: bool = False, **env: str) -> list[dict]:
     """Two cold processes one after the other; the second must find all that the first compiled."""
     (first, _), (second, stderr) = (start(cwd, path, early=early, **env) for _ in range(2))
-    if "doesn't match the machine type for execution" in stderr:
-        pytest.skip("JAX cannot reload programs on this kind of CPU (jax-ml/jax#38445)")
-    assert stderr == ""
+    # jaxlib 0.10.0 and 0.10.1 complain here about CPU features that are none (jax-ml/jax#38445), and load the program.
+    assert [line for line in stderr.splitlines() if "cpu_aot_loader.cc" not in line] == []
     assert first["report"]["entries"] == 0
     assert first["loaded"] == 0
     assert first["compiled"] == first["stored"] == first["programs"] > 0

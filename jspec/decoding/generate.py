@@ -45,7 +45,7 @@ class Event:
 class RoundTimes:
     """Seconds spent in each part of the rounds, when `decode` is asked to measure them.
 
-    Waiting after each program costs a little, so the sum is slightly more than an unmeasured round.
+    The host then waits after each program, which costs it a dispatch or two a round.
     """
 
     draft: float = 0.0

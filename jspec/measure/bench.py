@@ -54,6 +54,7 @@ class Group:
     prompts: tuple[Prompt, ...]
     traces: dict[str, list[list[Trace]]] = dataclasses.field(default_factory=dict)
     wall: dict[str, float] = dataclasses.field(default_factory=dict)
+    times: dict[str, RoundTimes] = dataclasses.field(default_factory=dict)
 
     def tokens(self, run: str) -> list[tuple[int, ...]]:
         """The answers of a run, conversation by conversation, turn by turn."""
@@ -117,10 +118,10 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
     bandwidth = hardware.read_bandwidth()
     progress(0, 1, "probing the engine")
     found = probes.probe(engine, checkpoint.params)
-    compile_s, parts = {}, {}
+    compile_s = {}
     for racer in racers:
         progress(0, 1, f"warming up {racer.name}")
-        compile_s[racer.name], parts[racer.name] = _warm_up(racer, checkpoint, plan)
+        compile_s[racer.name] = _warm_up(racer, checkpoint, plan)
     groups = [
         Group(name, prompts[i : i + plan.concurrency])
         for name, prompts in plan.datasets
@@ -138,8 +139,9 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
                     len(groups) * len(racers),
                     f"{group.dataset} {racer.name}",
                 )
+                times = group.times[racer.name] = RoundTimes()
                 with CompileCounter() as counter:
-                    answered = conversations.answer(racer, checkpoint, group.prompts, plan.settings)
+                    answered = conversations.answer(racer, checkpoint, group.prompts, plan.settings, times=times)
                 group.traces[racer.name], group.wall[racer.name] = answered
                 compiled[racer.name] += counter.programs
             done.append(group)
@@ -177,7 +179,6 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
     for row in rows:
         name = row["run"]
         row["compile_s"], row["compiles_in_window"] = compile_s[name], compiled[name]
-        row |= parts[name]
         row["floor_tps"] = cost.floor_tps(plan.concurrency)
     for row in rows:
         base = next((r for r in rows if r["dataset"] == row["dataset"] and r["run"] == row["speedup_base"]), None)
@@ -188,22 +189,13 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
     return Outcome(rows, cost, found, shape, done, lines, interrupted)
 
 
-def _warm_up(racer: Contender, checkpoint: Checkpoint, plan: Plan) -> tuple[float, dict[str, float]]:
-    """Runs every program once and again with its parts timed; returns compile seconds and ms a round."""
+def _warm_up(racer: Contender, checkpoint: Checkpoint, plan: Plan) -> float:
+    """Runs every program of a run once; returns the seconds spent compiling or loading them."""
     prompts = plan.datasets[0][1][: plan.concurrency]
     brief = dataclasses.replace(plan.settings, max_tokens=min(8, plan.settings.max_tokens))
     with CompileCounter() as counter:
-        conversations.answer(racer, checkpoint, prompts, brief)
-    times = RoundTimes()
-    longer = dataclasses.replace(plan.settings, max_tokens=min(32, plan.settings.max_tokens))
-    conversations.answer(racer, checkpoint, prompts, longer, times=times)
-    per_round = 1e3 / max(times.rounds, 1)
-    parts = {
-        "draft_ms": times.draft * per_round,
-        "verify_ms": times.verify * per_round,
-        "host_ms": times.host * per_round,
-    }
-    return counter.compile_s + counter.load_s, parts
+        conversations.answer(racer, checkpoint, prompts, brief, times=RoundTimes())
+    return counter.compile_s + counter.load_s
 
 
 def _rows(dataset: str, racers: Sequence[Contender], groups: list[Group], plan: Plan) -> list[dict[str, Any]]:
@@ -223,6 +215,7 @@ def _rows(dataset: str, racers: Sequence[Contender], groups: list[Group], plan: 
                 num_speculative_tokens=proposals,
             )
         )
+        rows[-1] |= _parts([g.times[racer.name] for g in groups])
     plain = [r for r in rows if r["run"] in BASELINES]
     for row in rows:
         row |= metrics.speedup(row, plain)
@@ -248,12 +241,21 @@ def _rows(dataset: str, racers: Sequence[Contender], groups: list[Group], plan: 
     return rows
 
 
+def _parts(times: Sequence[RoundTimes]) -> dict[str, float | None]:
+    """Mean milliseconds of the parts of a round, over the measured rounds themselves."""
+    count = sum(t.rounds for t in times)
+    return {
+        f"{name}_ms": 1e3 * sum(getattr(t, name) for t in times) / count if count else None
+        for name in ("draft", "verify", "host")
+    }
+
+
 def _equal(a: Sequence[tuple[int, ...]], b: Sequence[tuple[int, ...]]) -> float:
     return float(np.mean([x == y for x, y in zip(a, b, strict=True)]))
 
 
 def _predicted(row: dict[str, Any], base: dict[str, Any] | None) -> float | None:
-    if base is None or row["tokens_per_round"] is None:
+    if base is None or row["tokens_per_round"] is None or row["draft_ms"] is None or base["draft_ms"] is None:
         return None
     plain = base["draft_ms"] + base["verify_ms"] + base["host_ms"]
     return metrics.predicted_speedup(row["draft_ms"], row["verify_ms"], row["host_ms"], plain, row["tokens_per_round"])

@@ -43,9 +43,9 @@ def parse_records(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        number = data.count(b"\n", 0, error.start) + 1
         raise JspecError(
-            f"line {line} of `{name}` is not UTF-8 (byte {error.start} is `0x{data[error.start]:02x}`).",
+            f"line {number} of `{name}` is not UTF-8 (byte {error.start} is `0x{data[error.start]:02x}`).",
             "text in UTF-8.",
             "convert the file, for instance with `iconv -t utf-8`; a compressed file has to be unpacked first.",
         ) from error
@@ -54,9 +54,9 @@ def parse_records(data: bytes, name: str) -> Iterator[tuple[str, Any]]:
             yield f"record {i + 1} of `{name}`", record
         return
     # Only "\n" ends a line: str.splitlines would also cut at U+2028, which JSON strings may hold raw.
-    for i, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"line {i} of `{name}`", _parse(line, name, first_line=i)
+            yield f"line {number} of `{name}`", _parse(line, name, first_line=number)
 
 
 def _parse(text: str, name: str, *, first_line: int) -> Any:

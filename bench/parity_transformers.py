@@ -22,7 +22,6 @@ correct programs may differ.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import pathlib
@@ -189,48 +188,17 @@ def fast_tokenizer(reader: Any) -> Any:
 
 
 def jspec_tokens(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Greedy ids from `target.model` alone: one row at a time, the prompt but its last id in chunks."""
-    import jax
-    import jax.numpy as jnp
-
-    from jspec.target import attention, cache, model
+    """Greedy ids of the engine of 8 rows, proposals by prompt lookup: what a user runs."""
+    from jspec.decoding.generate import generate
+    from jspec.decoding.request import Request
+    from jspec.drafters.ngram import NGram
+    from jspec.engine.config import EngineConfig
 
     checkpoint = jspec_gguf.load(jspec_gguf.find_embedded(), dtype="float32")
-    config, params = checkpoint.config, checkpoint.params
-    chunk, key_block = 64, 128
-    longest = max(map(len, prompts)) + max_tokens + chunk
-    capacity = -(-longest // key_block) * key_block
-
-    @functools.partial(jax.jit, donate_argnames="state")
-    def step(params: model.TargetParams, state: cache.KVCache, tokens: jax.Array, start: jax.Array) -> Any:
-        """Runs `tokens [1, N]` at columns `start [1]` on; returns the last row's best id and the cache."""
-        rows = tokens.shape[1]
-        chain = np.zeros((1, rows, -(-rows // 32)), np.uint32)
-        for j in range(rows):
-            for u in range(j + 1):
-                chain[0, j, u >> 5] |= np.uint32(1 << (u & 31))
-        columns = attention.columns(jnp.int32(0), start, jnp.asarray(chain), capacity, key_block)
-        positions = start[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
-        hidden, _, finite, state = model.forward(params, config, state, tokens, positions, columns)
-        best = jnp.argmax(model.logits(params, hidden[:, -1]), axis=-1).astype(jnp.int32)
-        return best, jnp.all(finite), state
-
-    texts = []
-    for prompt in prompts:
-        state = cache.init(config, 1, capacity, jnp.dtype(jnp.float32))
-        ids = np.zeros((1, -(-(len(prompt) - 1) // chunk) * chunk), np.int32)
-        ids[0, : len(prompt) - 1] = prompt[:-1]
-        # The rows beyond the prompt are written over before any row can read them.
-        for at in range(0, ids.shape[1], chunk):
-            _, _, state = step(params, state, jnp.asarray(ids[:, at : at + chunk]), jnp.asarray([at], jnp.int32))
-        token = jnp.asarray([prompt[-1]], jnp.int32)
-        text: list[int] = []
-        for at in range(len(prompt) - 1, len(prompt) - 1 + max_tokens):
-            token, finite, state = step(params, state, token[:, None], jnp.asarray([at], jnp.int32))
-            assert finite, f"a key or value at position {at} is not a number"
-            text.append(int(token[0]))
-        texts.append(text)
-    return texts
+    longest = max(map(len, prompts)) + max_tokens
+    engine = EngineConfig(target=checkpoint.config, slots=1, rows=8, max_length=longest)
+    requests = [Request(prompt=tuple(p), max_tokens=max_tokens, temperature=0.0) for p in prompts]
+    return [list(r.tokens) for r in generate(engine, checkpoint.params, requests, drafter=NGram(proposals=7))]
 
 
 # --- Both ----------------------------------------------------------------------------------------

@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jspec.decoding import state as states
-from jspec.decoding.request import Request, Result, admission, capped
-from jspec.decoding.state import DecodeState
+from jspec.decoding.request import Request, Result, TokenLogprob, admission, capped
+from jspec.decoding.round import check_rule
+from jspec.decoding.state import DecodeState, RoundInfo
+from jspec.decoding.stops import AnswerText, Detokeniser
 from jspec.drafters.base import Drafter, Plain, Rows
 from jspec.engine import static
 from jspec.engine.config import EngineConfig
@@ -39,6 +42,15 @@ class Event:
     proposed: int = 0
     accepted: int = 0
     result: Result | None = None  # with `done`
+    text: str = ""  # with `tokens` and `done`: what became final, if the loop was given a tokenizer
+    logprobs: tuple[TokenLogprob, ...] = ()  # with `tokens`, when asked for
+
+
+class TextSource(Protocol):
+    """What makes detokenisers; `jspec.target.tokenizer.Tokenizer` is one."""
+
+    def stream(self) -> Detokeniser:
+        """A fresh detokeniser."""
 
 
 @dataclasses.dataclass
@@ -58,7 +70,10 @@ class RoundTimes:
 class _Slot:
     index: int
     request: Request
-    tokens: list[int]
+    answer: AnswerText | None = None
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    pieces: list[str] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -76,8 +91,12 @@ def decode(
     weights: Any = None,
     on_finish: OnFinish | None = None,
     times: RoundTimes | None = None,
+    tokenizer: TextSource | None = None,
+    accept: str = "choice",
 ) -> Iterator[Event]:
     """Decodes requests in the order given, `B` at a time.
+
+    A generator that is closed early leaves nothing behind.
 
     Args:
       config: the engine.
@@ -88,12 +107,16 @@ def decode(
       on_finish: called with the state, the slot and the request's index when a request is done and
         its slot not yet reused, for tests that look at the cache.
       times: filled with the time of each part of the rounds.
+      tokenizer: turns tokens into text, which stop strings need; events and results then carry it.
+      accept: `choice` (the text does not depend on the drafter), or `rejection` (only its law does
+        not).
 
     Raises:
       JspecError: a request that the engine cannot take, before it gets a slot; its neighbours'
         tokens so far have been reported.
     """
     drafter = drafter or Plain()
+    check_rule(accept)
     if drafter.proposals > config.rows - 1:
         raise JspecError(
             f"`{drafter.name}` proposes `{drafter.proposals}` tokens, and the engine verifies `{config.rows}` rows.",
@@ -119,33 +142,32 @@ def decode(
                     break
                 request = request.with_seed()
                 entry = admission(config, request, number)
+                fresh = _Slot(index, request, _answer(request, index, tokenizer))
                 yield Event("start", index)
                 state, sound = _prefill(config, drafter, params, weights, state, request, number)
                 if not sound:
-                    yield Event("done", index, result=_result(config, _Slot(index, request, []), states.ERROR))
+                    yield Event("done", index, result=_result(config, drafter, fresh, states.ERROR))
                     continue
                 state = static.admit(state, entry)
                 yield Event("prefilled", index)
-                slots[number] = _Slot(index, request, [])
+                slots[number] = fresh
         if not any(slots):
             return
-        state, info = _step(config, drafter, params, weights, state, times)
+        state, info = _step(config, drafter, params, weights, state, times, accept, _processed(slots))
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
-            count = int(info.count[number])
-            fresh = tuple(int(t) for t in info.tokens[number, :count])
-            slot.tokens.extend(fresh)
-            slot.rounds += 1
-            slot.proposed += int(info.proposed[number])
-            slot.accepted += int(info.accepted[number])
-            yield Event("tokens", slot.index, fresh, int(info.proposed[number]), int(info.accepted[number]))
-            finish = int(info.finish[number])
+            event, finish = _take(slot, info, number)
+            if slot.answer is not None and slot.answer.stop is not None and int(info.finish[number]) == states.RUNNING:
+                state = static.cancel(state, jnp.int32(number))
+            yield event
             if finish != states.RUNNING:
                 if on_finish is not None:
                     on_finish(state, number, slot.index)
                 slots[number] = None
-                yield Event("done", slot.index, result=_result(config, slot, finish))
+                tail = slot.answer.finish() if slot.answer is not None else ""
+                slot.pieces.append(tail)
+                yield Event("done", slot.index, result=_result(config, drafter, slot, finish), text=tail)
 
 
 def generate(
@@ -156,11 +178,102 @@ def generate(
     drafter: Drafter | None = None,
     weights: Any = None,
     on_finish: OnFinish | None = None,
+    tokenizer: TextSource | None = None,
+    accept: str = "choice",
 ) -> list[Result]:
     """All results, in the order of the requests. Arguments as in `decode`."""
-    events = decode(config, params, requests, drafter=drafter, weights=weights, on_finish=on_finish)
+    events = decode(
+        config,
+        params,
+        requests,
+        drafter=drafter,
+        weights=weights,
+        on_finish=on_finish,
+        tokenizer=tokenizer,
+        accept=accept,
+    )
     results = {event.index: event.result for event in events if event.result is not None}
     return [results[i] for i in sorted(results)]
+
+
+def warm_up(
+    config: EngineConfig,
+    params: TargetParams,
+    *,
+    drafter: Drafter | None = None,
+    weights: Any = None,
+    accept: str = "choice",
+) -> None:
+    """Runs every program of an engine once, so that no later request compiles, whatever it asks for."""
+    request = Request(prompt=(0, 0), max_tokens=1, temperature=0.0, logprobs=0)
+    generate(config, params, [request], drafter=drafter, weights=weights, accept=accept)
+    state = static.init(config, drafter or Plain(), params, weights)
+    jax.block_until_ready(static.cancel(state, jnp.int32(0)).finish)
+
+
+def _answer(request: Request, index: int, tokenizer: TextSource | None) -> AnswerText | None:
+    """The text of a request, where there is a tokenizer to write it."""
+    if tokenizer is None:
+        if request.stop:
+            raise JspecError(
+                f"request {index} has stop strings, `{request.stop[0]}` first, and the loop has no tokenizer.",
+                "`stop` together with a tokenizer: stop strings are matched over text.",
+                "give `tokenizer=checkpoint.tokenizer`, or end tokens in `end_ids`.",
+            )
+        return None
+    return AnswerText(
+        tokenizer.stream(), request.stop, include=request.include_stop, min_tokens=request.min_tokens
+    )
+
+
+def _processed(slots: list[_Slot | None]) -> Array | None:
+    """Which kind of log-probabilities each slot gets, `[B]` bool; None if nobody asks."""
+    if not any(s is not None and s.request.logprobs is not None for s in slots):
+        return None
+    return jnp.asarray(np.array([s is not None and s.request.logprobs_kind == "processed" for s in slots]))
+
+
+def _take(slot: _Slot, info: RoundInfo, number: int) -> tuple[Event, int]:
+    """Adds a round's tokens to a slot's answer, up to a stop string; the event and how the slot stands.
+
+    Tokens behind a stop are dropped. The device has committed them to columns that nobody reads: the
+    slot is cancelled, and its next request starts from a reset.
+    """
+    finish = int(info.finish[number])
+    fresh, text = [], ""
+    for token in info.tokens[number, : int(info.count[number])].tolist():
+        fresh.append(token)
+        if slot.answer is not None:
+            text += slot.answer.push(token)
+            if slot.answer.stop is not None:
+                finish = states.STOP
+                break
+    scores = _logprobs(slot.request, info, number, fresh)
+    slot.tokens.extend(fresh)
+    slot.pieces.append(text)
+    slot.logprobs.extend(scores)
+    slot.rounds += 1
+    proposed, accepted = int(info.proposed[number]), int(info.accepted[number])
+    slot.proposed += proposed
+    slot.accepted += accepted
+    return Event("tokens", slot.index, tuple(fresh), proposed, accepted, text=text, logprobs=scores), finish
+
+
+def _logprobs(request: Request, info: RoundInfo, number: int, tokens: list[int]) -> tuple[TokenLogprob, ...]:
+    if request.logprobs is None or info.scores is None:
+        return ()
+    scores = info.scores
+    ids = scores.ids[number, :, : request.logprobs].tolist()
+    values = scores.values[number, :, : request.logprobs].tolist()
+    return tuple(
+        TokenLogprob(
+            token=token,
+            logprob=float(scores.chosen[number, row]),
+            rank=int(scores.rank[number, row]),
+            top=tuple(zip(ids[row], values[row], strict=True)),
+        )
+        for row, token in enumerate(tokens)
+    )
 
 
 def _prefill(
@@ -192,10 +305,17 @@ def _step(
     weights: Any,
     state: DecodeState,
     times: RoundTimes | None,
+    rule: str,
+    processed: Array | None,
 ) -> tuple[DecodeState, Any]:
-    if times is None:
-        state, info = static.step(config, drafter, params, weights, state)
-        return state, jax.device_get(info)
+    if times is None or rule != "choice" or processed is not None:
+        began = time.perf_counter()
+        state, info = static.step(config, drafter, params, weights, state, rule=rule, processed=processed)
+        info = jax.device_get(info)
+        if times is not None:  # only the parts of a plain round are told apart
+            times.verify += time.perf_counter() - began
+            times.rounds += 1
+        return state, info
     t0 = time.perf_counter()
     block, proposed = jax.block_until_ready(static.draft(config, drafter, weights, state))
     t1 = time.perf_counter()
@@ -211,8 +331,13 @@ def _step(
     return state, info
 
 
-def _result(config: EngineConfig, slot: _Slot, finish: int) -> Result:
+def _result(config: EngineConfig, drafter: Drafter, slot: _Slot, finish: int) -> Result:
     error = None
+    if finish == states.LAWLESS:
+        error = (
+            f"`{drafter.name}` proposed tokens to request {slot.index} without a law that could have drawn them, "
+            f"in round {slot.rounds}, after {len(slot.tokens)} output tokens; nothing of that step was emitted."
+        )
     if finish == states.ERROR:
         where = f"round {slot.rounds}" if slot.rounds else "prefill"
         error = (
@@ -229,4 +354,7 @@ def _result(config: EngineConfig, slot: _Slot, finish: int) -> Result:
         rounds=slot.rounds,
         proposed=slot.proposed,
         accepted=slot.accepted,
+        stop=slot.answer.stop if slot.answer is not None else None,
+        text="".join(slot.pieces) if slot.answer is not None else None,
+        logprobs=tuple(slot.logprobs) if slot.request.logprobs is not None else None,
     )

@@ -11,6 +11,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
+# What noise is drawn for. The target's own is unsalted; the classical rule needs three more kinds that
+# are independent of it and of each other (`decoding/rejection.py`).
+DRAFT, RATIO, RESIDUAL = (0xA4093822, 0x299F31D0), (0x082EFA98, 0xEC4E6C89), (0x452821E6, 0x38D01377)
+
+
+def salted(seed: Array, purpose: tuple[int, int]) -> Array:
+    """The seed of another kind of noise of the same request; `seed [B, 2]` uint32."""
+    return seed ^ jnp.array(purpose, jnp.uint32)[None]
+
+
 def scramble(h: Array) -> Array:
     """The finaliser of MurmurHash3 (Appleby): a bijection of 32-bit words in which each input bit
     flips each output bit about half the time. `h` uint32 of any shape."""
@@ -58,3 +68,10 @@ def gumbel(seed: Array, choice_index: Array, position: Array, vocab: int) -> Arr
     u = (word.astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-32)
     u = jnp.minimum(u, jnp.float32(1.0 - 2.0**-24))  # the top words round to 1
     return -jnp.log(-jnp.log1p(-u))
+
+
+def uniform(seed: Array, choice_index: Array, position: Array) -> Array:
+    """Evenly from the open interval (0, 1) for each row, `[B, N]` float32. Arguments as in `row_keys`."""
+    first, second = row_keys(seed, choice_index, position)
+    word = scramble(first + scramble(second))
+    return ((word >> 8).astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-24)

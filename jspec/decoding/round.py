@@ -4,6 +4,10 @@
     verify   the target reads the block: one program, whatever was proposed and whoever proposed it
     commit   the target's choices are compared with the proposals, the agreeing ones are committed
 
+Two rules of choice, fixed when the programs are compiled: `"choice"`, the target's position-keyed choice
+(`sampling.choose`), under which the text does not depend on the drafter, and `"rejection"`, the classical
+rule (`rejection.choose`), under which its law does not.
+
 `verify` produces every committed token and writes every key and value of generated text. "No
 speculation" is the same program with an empty proposal. A host-stepped loop calls the three as
 separate compiled programs (`engine/static.py`); `round` composes them for loops that stay on the
@@ -17,14 +21,29 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jspec.decoding import accept, sampling, tree
-from jspec.decoding.state import ERROR, LENGTH, RUNNING, STOP, DecodeState, RoundInfo
+from jspec.decoding import accept, processors, rejection, sampling, tree
+from jspec.decoding.state import ERROR, LAWLESS, LENGTH, RUNNING, STOP, DecodeState, RoundInfo
 from jspec.decoding.tree import Block
 from jspec.drafters.base import Drafter, Rows
 from jspec.engine.config import EngineConfig
+from jspec.errors import JspecError
 from jspec.target import attention, model
 from jspec.target.cache import KVCache
 from jspec.target.model import TargetParams
+
+
+RULES = ("choice", "rejection")
+
+
+def check_rule(rule: str) -> None:
+    """Refuses a rule that does not exist."""
+    if rule not in RULES:
+        raise JspecError(
+            f"`accept` is `{rule!r}`.",
+            '"choice" (the target\'s own choice decides; the text does not depend on the drafter) or '
+            '"rejection" (the ratio test; the law of the text does not).',
+            "leave `accept` out for the default, `choice`.",
+        )
 
 
 def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array]:
@@ -33,11 +52,34 @@ def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeSta
     A slot that is done proposes nothing, and no slot proposes beyond its limit: those tokens could
     not be emitted.
     """
+    block, count, _ = draft_with_law(config, drafter, weights, state)
+    return block, count
+
+
+def draft_with_law(
+    config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState
+) -> tuple[Block, Array, Array | None]:
+    """As `draft`, and the law that the proposals were drawn from, `log_q [B, K, V]` float32.
+
+    None stands for certainty: a drafter that does not draw declares its tokens so.
+
+    Raises:
+      JspecError: the drafter draws but gives no law, or one over another vocabulary.
+    """
     position = state.length - 1
     proposal = drafter.propose(weights, state.drafter, state.anchor, position, state.sampling)
     room = jnp.maximum(state.limit - state.length - 1, 0)
     count = jnp.where(state.running, jnp.minimum(proposal.count, room), 0)
-    return tree.chain(state.anchor, proposal.tokens, count, config.rows), count
+    log_q = proposal.log_q if drafter.draws else None
+    wanted = (*proposal.tokens.shape, config.target.vocab_size)
+    if drafter.draws and (log_q is None or log_q.shape != wanted):
+        raise JspecError(
+            f"`{drafter.name}` draws its tokens but gives "
+            + ("no law that they were drawn from." if log_q is None else f"a law of shape `{log_q.shape}`."),
+            f"`log_q` of shape {wanted}: slots, proposals, the target's vocabulary.",
+            "return `log_q` with the proposal, or declare `draws` False: every token then counts as certain.",
+        )
+    return tree.chain(state.anchor, proposal.tokens, count, config.rows), count, log_q
 
 
 def verify(
@@ -67,11 +109,26 @@ def commit(
     logits: Array,
     features: Array,
     finite: Array,
+    log_q: Array | None = None,
+    *,
+    rule: str = "choice",
 ) -> tuple[DecodeState, RoundInfo]:
-    """Chooses, accepts, and moves every running slot on. Arguments as `draft` and `verify` return them."""
+    """Chooses, accepts, and moves every running slot on.
+
+    Arguments as `draft_with_law` and `verify` return them; only the rule `rejection` reads `log_q`.
+    """
+    check_rule(rule)
     rows = block.rows
     order = jnp.arange(rows, dtype=jnp.int32)[None]
-    choice = sampling.choose(logits, state.length[:, None] + block.depth, state.sampling)
+    logits = processors.apply(
+        logits, block, state.length, state.end_ids, state.running, state.processors, state.seen
+    )
+    position = state.length[:, None] + block.depth
+    lawful = jnp.ones_like(state.running)
+    if rule == "rejection":
+        choice, lawful = rejection.choose(logits, log_q, block, position, state.sampling)
+    else:
+        choice = sampling.choose(logits, position, state.sampling)
     whole = accept.committed(block, accept.accept(block, choice))  # rows that commit, [B]
 
     # What ends the request first: a row that is not a number, an end token, or the limit.
@@ -87,8 +144,9 @@ def commit(
         STOP,
         jnp.where(count == room, LENGTH, jnp.where(first_bad < whole, ERROR, RUNNING)),
     )
+    finish = jnp.where(lawful, finish, LAWLESS)
     running = state.running
-    count = jnp.where(running, count, 0)
+    count = jnp.where(running & lawful, count, 0)
     finish = jnp.where(running, finish, state.finish)
 
     # Rows whose token is committed now: the anchor and the proposals that were emitted before the last.
@@ -103,6 +161,7 @@ def commit(
         anchor=jnp.where(count > 0, last, state.anchor),
         length=length,
         finish=finish,
+        seen=processors.count(state.seen, choice, count),
     )
     info = RoundInfo(
         tokens=jnp.where(order < count[:, None], choice, 0),
@@ -116,12 +175,19 @@ def commit(
 
 
 def round(
-    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+    config: EngineConfig,
+    drafter: Drafter,
+    params: TargetParams,
+    weights: Any,
+    state: DecodeState,
+    *,
+    rule: str = "choice",
 ) -> tuple[DecodeState, RoundInfo]:
     """One whole round in one expression, for loops on the device."""
-    block, proposed = draft(config, drafter, weights, state)
+    block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
-    return commit(drafter, weights, state.replace(cache=cache), block, proposed, logits, features, finite)
+    state = state.replace(cache=cache)
+    return commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
 
 
 def prefill(

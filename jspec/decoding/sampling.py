@@ -99,11 +99,13 @@ def _sample(logits: Array, position: Array, s: Sampling) -> Array:
 
     top_k, top_p = s.top_k[:, None], s.top_p[:, None]
     floor = top + jnp.where(s.min_p > 0, jnp.log(s.min_p), -jnp.inf)[:, None]
-    total = lax.cond(
+    # One sum for every slot, whoever else is in the batch: two would be free to differ in the last bit.
+    kth = lax.cond(
         jnp.any((s.top_k > 0) & (s.top_p < 1)),
-        lambda: jnp.sum(jnp.where(z >= _kth_largest(z, top_k)[..., None], mass, 0.0), axis=-1),
-        lambda: jnp.sum(mass, axis=-1),
+        lambda: kth_largest(z, top_k),
+        lambda: jnp.full_like(top, -jnp.inf),
     )
+    total = jnp.sum(jnp.where(z >= kth[..., None], mass, 0.0), axis=-1)
 
     def passes(value: Array) -> Array:
         above = z > value[..., None]
@@ -127,14 +129,18 @@ def _sample(logits: Array, position: Array, s: Sampling) -> Array:
     return choice
 
 
-def _kth_largest(z: Array, k: Array) -> Array:
+def sort_key(z: Array) -> Array:
+    """int32 keys that compare as the floats do: the bits, with those of negative floats flipped."""
+    raw = lax.bitcast_convert_type(z, jnp.int32)
+    return jnp.where(raw < 0, raw ^ jnp.int32(0x7FFFFFFF), raw)
+
+
+def kth_largest(z: Array, k: Array) -> Array:
     """The k-th largest value over the last axis, `k [B, 1]` with 0 for the smallest, by bisection.
 
-    Floats compare like their bits once the bits of negative ones are flipped, so 32 halvings of the
-    range of a 32-bit word end at a value of the row, exactly.
+    32 halvings of the range of a 32-bit key end at a value of the row, exactly.
     """
-    raw = lax.bitcast_convert_type(z, jnp.int32)
-    key = jnp.where(raw < 0, raw ^ jnp.int32(0x7FFFFFFF), raw)  # increasing in z
+    key = sort_key(z)
     wanted = jnp.where(k > 0, jnp.minimum(k, z.shape[-1]), z.shape[-1])
 
     def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -147,3 +153,6 @@ def _kth_largest(z: Array, k: Array) -> Array:
     limits = jnp.iinfo(jnp.int32)
     low, _ = lax.fori_loop(0, 32, halve, (jnp.full(edge, limits.min, jnp.int32), jnp.full(edge, limits.max, jnp.int32)))
     return lax.bitcast_convert_type(jnp.where(low < 0, low ^ jnp.int32(0x7FFFFFFF), low), jnp.float32)
+
+
+_kth_largest = kth_largest

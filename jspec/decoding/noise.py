@@ -10,7 +10,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-
 # What noise is drawn for. The target's own is unsalted; the classical rule needs three more kinds that
 # are independent of it and of each other (`decoding/rejection.py`).
 DRAFT, RATIO, RESIDUAL = (0xA4093822, 0x299F31D0), (0x082EFA98, 0xEC4E6C89), (0x452821E6, 0x38D01377)

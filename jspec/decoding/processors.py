@@ -90,9 +90,7 @@ def apply(
     )
     return lax.cond(
         jnp.any(wanted),
-        lambda: jnp.where(
-            wanted[:, None, None], _processed(logits, block, length, end_ids, settings, seen), logits
-        ),
+        lambda: jnp.where(wanted[:, None, None], _processed(logits, block, length, end_ids, settings, seen), logits),
         lambda: logits,
     )
 

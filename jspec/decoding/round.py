@@ -24,13 +24,12 @@ from jax import Array
 from jspec.decoding import accept, processors, rejection, sampling, tree
 from jspec.decoding.state import ERROR, LAWLESS, LENGTH, RUNNING, STOP, DecodeState, RoundInfo
 from jspec.decoding.tree import Block
-from jspec.drafters.base import Drafter, Rows
+from jspec.drafters.base import Drafter, Proposal, Rows
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.target import attention, model
 from jspec.target.cache import KVCache
 from jspec.target.model import TargetParams
-
 
 RULES = ("choice", "rejection")
 
@@ -52,7 +51,7 @@ def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeSta
     A slot that is done proposes nothing, and no slot proposes beyond its limit: those tokens could
     not be emitted.
     """
-    block, count, _ = draft_with_law(config, drafter, weights, state)
+    block, count, _ = _draft(config, drafter, weights, state)
     return block, count
 
 
@@ -66,20 +65,26 @@ def draft_with_law(
     Raises:
       JspecError: the drafter draws but gives no law, or one over another vocabulary.
     """
+    block, count, proposal = _draft(config, drafter, weights, state)
+    if not drafter.draws:
+        return block, count, None
+    wanted = (*proposal.tokens.shape, config.target.vocab_size)
+    if proposal.log_q is None or proposal.log_q.shape != wanted:
+        given = "no law" if proposal.log_q is None else f"a law of shape `{proposal.log_q.shape}`"
+        raise JspecError(
+            f"`{drafter.name}` draws its tokens and gives {given}.",
+            f"`log_q` of shape {wanted}: slots, proposals, the target's vocabulary.",
+            "return it with the proposal, or declare `draws` False: every token then counts as certain.",
+        )
+    return block, count, proposal.log_q
+
+
+def _draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array, Proposal]:
     position = state.length - 1
     proposal = drafter.propose(weights, state.drafter, state.anchor, position, state.sampling)
-    room = jnp.maximum(state.limit - state.length - 1, 0)
-    count = jnp.where(state.running, jnp.minimum(proposal.count, room), 0)
-    log_q = proposal.log_q if drafter.draws else None
-    wanted = (*proposal.tokens.shape, config.target.vocab_size)
-    if drafter.draws and (log_q is None or log_q.shape != wanted):
-        raise JspecError(
-            f"`{drafter.name}` draws its tokens but gives "
-            + ("no law that they were drawn from." if log_q is None else f"a law of shape `{log_q.shape}`."),
-            f"`log_q` of shape {wanted}: slots, proposals, the target's vocabulary.",
-            "return `log_q` with the proposal, or declare `draws` False: every token then counts as certain.",
-        )
-    return tree.chain(state.anchor, proposal.tokens, count, config.rows), count, log_q
+    room = jnp.clip(state.limit - state.length - 1, 0, proposal.tokens.shape[1])
+    count = jnp.where(state.running, jnp.clip(proposal.count, 0, room), 0)
+    return tree.chain(state.anchor, proposal.tokens, count, config.rows), count, proposal
 
 
 def verify(
@@ -120,9 +125,7 @@ def commit(
     check_rule(rule)
     rows = block.rows
     order = jnp.arange(rows, dtype=jnp.int32)[None]
-    logits = processors.apply(
-        logits, block, state.length, state.end_ids, state.running, state.processors, state.seen
-    )
+    logits = processors.apply(logits, block, state.length, state.end_ids, state.running, state.processors, state.seen)
     position = state.length[:, None] + block.depth
     lawful = jnp.ones_like(state.running)
     if rule == "rejection":

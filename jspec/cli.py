@@ -83,7 +83,28 @@ def _parser() -> argparse.ArgumentParser:
     text.set_defaults(run=_generate)
     text.add_argument("prompt", help="a user turn; `-` reads standard input")
     text.add_argument("--drafter", default="ngram_k7", help="changes the speed, never the text (default: ngram_k7)")
+    text.add_argument(
+        "--draft-model", metavar="TARGET", help="drafts instead of --drafter: a smaller model, same tokens"
+    )
+    text.add_argument(
+        "--num-speculative-tokens", type=int, default=4, metavar="K", help="of --draft-model (default: 4)"
+    )
+    text.add_argument("--accept", choices=("choice", "rejection"), default="choice", help="rule (default: choice)")
     text.add_argument("--max-tokens", type=int, default=256)
+    text.add_argument("--min-tokens", type=int, default=0)
+    text.add_argument("--ignore-eos", action="store_true", help="go on to --max-tokens behind end tokens")
+    text.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; may be repeated")
+    text.add_argument("--include-stop", action="store_true", help="print the stop string too")
+    text.add_argument("--repetition-penalty", type=float, default=1.0, help="1 is off")
+    text.add_argument("--presence-penalty", type=float, default=0.0)
+    text.add_argument("--frequency-penalty", type=float, default=0.0)
+    text.add_argument("--logit-bias", action="append", default=[], metavar="ID=VALUE", help="may be repeated")
+    text.add_argument("-n", type=int, default=1, help="answers, one after another (default: 1)")
+    text.add_argument("--echo", action="store_true", help="print the prompt first; with --raw")
+    text.add_argument(
+        "--logprobs", type=int, metavar="M", help="tokens, log-probabilities and M rivals, a JSON line each"
+    )
+    text.add_argument("--logprobs-kind", choices=("raw", "processed"), default="raw")
     text.add_argument("--seed", type=int, help="drawn and printed when left out")
     text.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     text.add_argument("--stats", action="store_true", help="print tokens, rounds and speed to stderr")
@@ -189,6 +210,7 @@ def _vllm(outcome: Any, plan: Any, model: str) -> list[dict[str, Any]]:
 def _generate(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding.request import Request
+    from jspec.drafters.draft_model import draft_model
     from jspec.target import loading
 
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
@@ -199,32 +221,84 @@ def _generate(options: argparse.Namespace) -> int:
         if options.temperature > 0:
             print(f"jspec: seed {seed}", file=sys.stderr)
     begin = time.perf_counter()
-    pieces = api.stream(
+    drafter: Any = options.drafter
+    if options.draft_model is not None:
+        drafter = draft_model(
+            loading.load(options.draft_model, dtype=options.dtype),
+            checkpoint,
+            proposals=options.num_speculative_tokens,
+            mode="sampled" if options.accept == "rejection" else "coupled",
+        )
+    chunks = api.stream_batch(
         checkpoint,
         prompt,
-        drafter=options.drafter,
+        drafter=drafter,
+        accept=options.accept,
         chat=not options.raw,
+        n=options.n,
+        echo=options.echo,
         config=api.engine(checkpoint, rows=options.rows),
         max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=_bias(options.logit_bias),
+        ignore_eos=options.ignore_eos,
+        stop=options.stop,
+        include_stop=options.include_stop,
+        logprobs=options.logprobs,
+        logprobs_kind=options.logprobs_kind,
         seed=seed,
     )
     first = None
+    done: list[Any] = []
     with CompileCounter() as counter:
-        for piece in pieces:
-            first = first or time.perf_counter()
-            print(piece, end="", flush=True)
-    print()
+        # One slot, so answers come one after another.
+        for chunk in chunks:
+            if chunk.text:
+                first = first or time.perf_counter()
+                print(chunk.text, end="", flush=True)
+            if chunk.answer is not None:
+                done.append(chunk.answer)
+                print()
+    for answer in done:
+        for entry in answer.logprobs or ():
+            print(json.dumps({"choice": answer.choice} | vars(entry)))
+        if answer.error is not None:
+            print(f"jspec: the answer broke off: {answer.error}", file=sys.stderr)
     if options.stats:
         ready = (first or begin) - begin
         print(
             f"jspec: first text after {ready:.2f} s, all after {time.perf_counter() - begin:.2f} s; {counter}",
             file=sys.stderr,
         )
-    return 0
+        for answer in done:
+            use, took = answer.usage, answer.acceptance
+            print(
+                f"jspec: answer {answer.choice}: {use.prompt_tokens} prompt and {use.completion_tokens} output tokens "
+                f"in {took.rounds} rounds, {took.accepted} of {took.proposed} drafted accepted; {answer.finish_reason}",
+                file=sys.stderr,
+            )
+    return 1 if any(answer.error is not None for answer in done) else 0
+
+
+def _bias(entries: Sequence[str]) -> dict[int, float]:
+    """`ID=VALUE` each."""
+    out = {}
+    for entry in entries:
+        name, _, value = entry.partition("=")
+        try:
+            out[int(name)] = float(value)
+        except ValueError:
+            raise JspecError(
+                f"`--logit-bias` is `{entry}`.", "ID=VALUE with a token id and a number.", "write for instance 9=-100."
+            ) from None
+    return out
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -167,6 +167,8 @@ def decode(
                 slots[number] = None
                 tail = slot.answer.finish() if slot.answer is not None else ""
                 slot.pieces.append(tail)
+                if slot.answer is not None and slot.answer.stop is not None:  # even by the tail
+                    finish = states.STOP
                 yield Event("done", slot.index, result=_result(config, drafter, slot, finish), text=tail)
 
 

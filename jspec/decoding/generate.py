@@ -153,7 +153,8 @@ def decode(
                 slots[number] = fresh
         if not any(slots):
             return
-        state, info = _step(config, drafter, params, weights, state, times, accept, _processed(slots))
+        shaped = any(slot is not None and slot.request.shaped for slot in slots)
+        state, info = _step(config, drafter, params, weights, state, times, accept, shaped, _processed(slots))
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
@@ -214,7 +215,7 @@ def warm_up(
     accept: str = "choice",
 ) -> None:
     """Runs every program of an engine once, so that no later request compiles, whatever it asks for."""
-    request = Request(prompt=(0, 0), max_tokens=1, temperature=0.0, logprobs=0)
+    request = Request(prompt=(0, 0), max_tokens=1, temperature=0.0, presence_penalty=1.0, logprobs=0)
     generate(config, params, [request], drafter=drafter, weights=weights, accept=accept)
     state = static.init(config, drafter or Plain(), params, weights)
     jax.block_until_ready(static.cancel(state, jnp.int32(0)).finish)
@@ -313,11 +314,14 @@ def _step(
     state: DecodeState,
     times: RoundTimes | None,
     rule: str,
+    shaped: bool,
     processed: Array | None,
 ) -> tuple[DecodeState, Any]:
-    if times is None or rule != "choice" or processed is not None:
+    if times is None or rule != "choice" or shaped or processed is not None:
         began = time.perf_counter()
-        state, info = static.step(config, drafter, params, weights, state, rule=rule, processed=processed)
+        state, info = static.step(
+            config, drafter, params, weights, state, rule=rule, shaped=shaped, processed=processed
+        )
         info = jax.device_get(info)
         if times is not None:  # only the parts of a plain round are told apart
             times.verify += time.perf_counter() - began

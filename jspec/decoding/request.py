@@ -132,6 +132,17 @@ class Request:
         """The same request with a seed, drawn from the operating system if it had none."""
         return self if self.seed is not None else dataclasses.replace(self, seed=secrets.randbits(64))
 
+    @property
+    def shaped(self) -> bool:
+        """Whether the processors have anything to do: a penalty, a bias or a minimum length."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.min_tokens > 0
+            or any(self.logit_bias.values())
+        )
+
     def settings(self) -> dict[str, Any]:
         """Everything but the prompt, by name: what was asked for and what was left at its default."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "prompt"}

@@ -1,7 +1,8 @@
-"""One round of speculative decoding: draft, verify, commit.
+"""One round of speculative decoding: draft, verify, process, commit.
 
     draft    the drafter proposes a chain behind each slot's anchor
     verify   the target reads the block: one program, whatever was proposed and whoever proposed it
+    process  penalties, bias and minimum length act on the logits, where a request asks for them
     commit   the target's choices are compared with the proposals, the agreeing ones are committed
 
 Two rules of choice, fixed when the programs are compiled: `"choice"`, the target's position-keyed choice
@@ -9,7 +10,7 @@ Two rules of choice, fixed when the programs are compiled: `"choice"`, the targe
 rule (`rejection.choose`), under which its law does not.
 
 `verify` produces every committed token and writes every key and value of generated text. "No
-speculation" is the same program with an empty proposal. A host-stepped loop calls the three as
+speculation" is the same program with an empty proposal. A host-stepped loop calls them as
 separate compiled programs (`engine/static.py`); `round` composes them for loops that stay on the
 device, which count as exact only where the probe found the composition equal bit for bit.
 """
@@ -105,6 +106,11 @@ def verify(
     return model.logits(params, hidden), features, finite, cache
 
 
+def process(state: DecodeState, block: Block, logits: Array) -> Array:
+    """Penalties, bias and minimum length: the logits that choices are made from, `[B, N, V]` float32."""
+    return processors.apply(logits, block, state.length, state.end_ids, state.running, state.processors, state.seen)
+
+
 def commit(
     drafter: Drafter,
     weights: Any,
@@ -120,12 +126,12 @@ def commit(
 ) -> tuple[DecodeState, RoundInfo]:
     """Chooses, accepts, and moves every running slot on.
 
-    Arguments as `draft_with_law` and `verify` return them; only the rule `rejection` reads `log_q`.
+    Arguments as `draft_with_law`, `verify` and, for `logits`, `process` return them; only the rule
+    `rejection` reads `log_q`.
     """
     check_rule(rule)
     rows = block.rows
     order = jnp.arange(rows, dtype=jnp.int32)[None]
-    logits = processors.apply(logits, block, state.length, state.end_ids, state.running, state.processors, state.seen)
     position = state.length[:, None] + block.depth
     lawful = jnp.ones_like(state.running)
     if rule == "rejection":
@@ -190,6 +196,7 @@ def round(
     block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
     state = state.replace(cache=cache)
+    logits = process(state, block, logits)
     return commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
 
 

@@ -147,6 +147,12 @@ def commit(
     return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
 
 
+@partial(jax.jit, donate_argnums=(0,))
+def process(logits: Array, state: DecodeState, block: Block) -> Array:
+    """Penalties, bias and minimum length: see `decoding.round.process`. Changes nothing where nobody asks."""
+    return rounds.process(state, block, logits)
+
+
 @jax.jit
 def log_probs(state: DecodeState, block: Block, logits: Array, processed: Array) -> Array:
     """Log-probabilities behind every row, before `commit` takes the state: see `decoding.logprobs.table`."""
@@ -167,12 +173,14 @@ def step(
     state: DecodeState,
     *,
     rule: str = "choice",
+    shaped: bool = True,
     processed: Array | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
-    """One round, stepped by the host: three programs, no host work between them.
+    """One round, stepped by the host: a few programs, no host work between them.
 
     Args:
       rule: `choice` or `rejection`.
+      shaped: False saves the program of the processors, where the host knows that no slot asks for them.
       processed: `[B]` bool, asks for log-probabilities, processed ones where True; they cost two
         programs more, and come as `RoundInfo.scores`.
     """
@@ -183,6 +191,8 @@ def step(
     logits, features, finite, cache = verify(config, params, state.cache, block)
     state = state.replace(cache=cache)
     table = None if processed is None else log_probs(state, block, logits, processed)
+    if shaped:
+        logits = process(logits, state, block)
     if rule == "choice":
         state, info = commit(drafter, weights, state, block, proposed, logits, features, finite)
     else:

@@ -120,7 +120,7 @@ def test_a_penalty_on_committed_counts_alone_is_seen(monkeypatch):
         return as_it_is(logits, block.replace(valid=block.valid & False), *rest)
 
     monkeypatch.setattr(processors, "_processed", forgetful)
-    config = tiny.engine(2, max_length=61)  # an engine of its own: its programs hold the fault
+    config = tiny.engine(5, max_length=61)  # an engine of its own: its programs hold the fault
     requests = [
         dataclasses.replace(r, max_tokens=18, frequency_penalty=1.5, temperature=0.0) for r in work("presence")[:4]
     ]

@@ -90,7 +90,7 @@ def forward(params, config, tokens, parents=None) -> dict[str, np.ndarray]:
     x = embed[tokens]
     keys, values, residuals = [], [], []
     for layer in params.layers:
-        w = {name: np.asarray(value, np.float64) for name, value in vars(layer).items()}
+        w = {name: np.asarray(value, np.float64) for name, value in vars(layer).items() if value is not None}
         h = rms_norm(x, w["attn_norm"], c.norm_eps)
         q_rows, kv_rows = c.heads * c.head_width, c.kv_heads * c.head_width
         q = (h @ w["qkv"][:q_rows].T).reshape(-1, c.heads, c.head_width)

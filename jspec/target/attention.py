@@ -8,6 +8,8 @@ additions.
 
     columns      0 ........ start-1 | start .. start+N-1 | rest
     a row reads  all                | its ancestors      | none
+
+A row of a windowed layer reads, of these, the tokens at its last `window` positions (`windowed`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jspec.target.cache import pack, unpack
+from jspec.target.primitives import capped
 
 MASKED = -1e30  # finite: a row whose block is fully masked must not produce exp(nan)
 
@@ -29,6 +32,7 @@ class Columns(flax.struct.PyTreeNode):
     visible: Array  # [R, N, S] bool
     used: Array  # [] int32: no row sees a column at or beyond this one
     key_block: int = flax.struct.field(pytree_node=False)  # divides S
+    first: Array | None = None  # [] int32: no row sees a column before this one; None is 0
 
 
 def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_block: int) -> Columns:
@@ -51,6 +55,32 @@ def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_bloc
     return Columns(slot=slot, start=start, visible=visible, used=jnp.max(start) + rows, key_block=key_block)
 
 
+def windowed(columns: Columns, positions: Array, window: int) -> Columns:
+    """The same rows, each seeing only the tokens at its last `window` positions, its own included.
+
+    Distance is counted in positions of the text, not in columns: the token in column c before the
+    block has position c, one in the block has the position of its row, which siblings of a tree
+    share. For window 3 and a tree 0-(1, 2-(3)) written at columns 8 .. 11:
+
+        column         5 6 7 | 8 9 10 11
+        position       5 6 7 | 8 9  9 10
+        row 3 reads    . . . | 1 .  1  1     positions 8, 9, 10 of its own path
+
+    Args:
+      columns: from `columns`.
+      positions: `[R, N]` int32, of the rows.
+    """
+    rows, capacity = columns.visible.shape[1:]
+    column = lax.broadcasted_iota(jnp.int32, (1, capacity), 1)
+    offset = column - columns.start[:, None]  # [R, S]
+    in_block = jnp.take_along_axis(positions, jnp.clip(offset, 0, rows - 1), axis=1)
+    at = jnp.where((offset >= 0) & (offset < rows), in_block, column)
+    near = at[:, None, :] > positions[:, :, None] - window
+    # A token never stands in a column before its position.
+    first = jnp.maximum(jnp.min(positions) - (window - 1), 0)
+    return columns.replace(visible=columns.visible & near, first=first)
+
+
 def write(cache: Array, rows: Array, columns: Columns) -> Array:
     """Writes `rows [R, N, G, hd]` into `cache [B, G, S, hd]` at each slot's `start`.
 
@@ -68,21 +98,27 @@ def write(cache: Array, rows: Array, columns: Columns) -> Array:
     return put(jnp.int32(0), cache) if rows.shape[0] == 1 else lax.fori_loop(jnp.int32(0), rows.shape[0], put, cache)
 
 
-def read(q: Array, keys: Array, values: Array, columns: Columns) -> Array:
+def read(
+    q: Array, keys: Array, values: Array, columns: Columns, *, scale: float | None = None, cap: float | None = None
+) -> Array:
     """Attends from `q [R, N, H, hd]` float32 to the cache; returns `[R, N, H * hd]` float32.
 
-    Online softmax over key blocks 0, 1, ... up to the last that any row of the call uses. A block
-    in which a row sees nothing leaves that row's sums bit for bit as they were (factor exp(0) = 1,
-    addend 0), so the trip count, which depends on the batch, changes no bit.
+    Online softmax over the key blocks from the first to the last that any row of the call uses. A
+    block in which a row sees nothing leaves that row's sums bit for bit as they were (factor exp(0) = 1,
+    addend 0; before its first key all are zero and stay so), so the trip count, which depends on the
+    batch, changes no bit.
+
+    Args:
+      scale: of the scores, `hd ** -0.5` if left out.
+      cap: scores are bent into -cap .. cap.
     """
     slots, rows, heads, width = q.shape
     groups = keys.shape[1]
     fold = heads // groups * rows
     dtype = jnp.bfloat16 if keys.dtype == jnp.uint16 else keys.dtype
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    scale = jnp.float32(width**-0.5)
     # Query heads of one key/value head become rows: [R, G, (H/G) N, hd].
-    q = (q * scale).reshape(slots, rows, groups, heads // groups, width)
+    q = (q * jnp.float32(width**-0.5 if scale is None else scale)).reshape(slots, rows, groups, heads // groups, width)
     q = q.transpose(0, 2, 3, 1, 4).reshape(slots, groups, fold, width).astype(dtype)
     batched = (((3,), (3,)), ((0, 1), (0, 1)))
     block = columns.key_block
@@ -96,6 +132,7 @@ def read(q: Array, keys: Array, values: Array, columns: Columns) -> Array:
         seen = lax.dynamic_slice(columns.visible, (zero, zero, i * block), (slots, rows, block))
         seen = jnp.tile(seen[:, None], (1, 1, heads // groups, 1))  # [R, 1, fold, block]
         scores = lax.dot_general(q, k, batched, precision=precision, preferred_element_type=jnp.float32)
+        scores = capped(scores, cap)
         scores = jnp.where(seen, scores, jnp.float32(MASKED))
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         shrink = jnp.exp(top - new_top)
@@ -116,8 +153,9 @@ def read(q: Array, keys: Array, values: Array, columns: Columns) -> Array:
         jnp.zeros(edge, jnp.float32),
         jnp.zeros((slots, groups, fold, width), jnp.float32),
     )
+    first = zero if columns.first is None else columns.first // block
     blocks = (columns.used + (block - 1)) // block
-    _, total, out = lax.fori_loop(zero, blocks, step, carry)
+    _, total, out = lax.fori_loop(first, blocks, step, carry)
     out = out / total
     out = out.reshape(slots, groups, heads // groups, rows, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(slots, rows, heads * width)

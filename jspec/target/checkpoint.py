@@ -21,3 +21,5 @@ class Checkpoint:
     fingerprint: str  # SHA-256 hex digest over the header and a sample of the weights: tells files apart
     license: str | None  # as the file states it
     source: str  # the file that was read
+    dtype_rule: str  # the dtype of the linear weights, and what decided it
+    notes: tuple[str, ...] = ()  # what the reader left aside or decided by itself, a line each

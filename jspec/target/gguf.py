@@ -31,7 +31,6 @@ import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
-from jax import Array
 
 from jspec.errors import JspecError
 from jspec.target.checkpoint import Checkpoint
@@ -113,6 +112,7 @@ def load(path: str | os.PathLike[str], *, dtype: str = "bfloat16") -> Checkpoint
         fingerprint=file.fingerprint(),
         license=meta.text("general.license", "") or None,
         source=str(path),
+        dtype_rule=f"{dtype}: asked for by the caller, or the default of GGUF files",
     )
 
 
@@ -466,7 +466,7 @@ def _check_tensors(file: File, parts: Sequence[Part], config: TargetConfig) -> N
 
 
 def _convert(file: File, plan: Plan, dtype: np.dtype, config: TargetConfig) -> TargetParams:
-    tree: dict[Place, Array] = {}
+    tree: dict[Place, Any] = {}
     for place, parts in plan.items():
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         array = np.empty(shape, np.float32 if len(shape) == 1 else dtype)
@@ -479,7 +479,9 @@ def _convert(file: File, plan: Plan, dtype: np.dtype, config: TargetConfig) -> T
     names = [field.name for field in dataclasses.fields(Layer)]
     return TargetParams(
         embed=tree["embed",],
-        layers=tuple(Layer(**{name: tree[i, name] for name in names}) for i in range(config.layers)),
+        layers=tuple(
+            Layer(**{name: tree[i, name] for name in names if (i, name) in tree}) for i in range(config.layers)
+        ),
         final_norm=tree["final_norm",],
         head=tree.get(("head",)),
     )

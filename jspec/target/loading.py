@@ -1,27 +1,69 @@
-"""One door to every checkpoint: the embedded model or a file, recognised by what is given."""
+"""One door to every checkpoint, recognised by what is given."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
+import os
+import pathlib
 
 from jspec.errors import JspecError
-from jspec.target import gguf
+from jspec.target import dtypes, gguf, hf, hub, known
 from jspec.target.checkpoint import Checkpoint
 
 EMBEDDED = "smollm2-135m"
 
 
-def load(source: str | Path | None = None, *, dtype: str | None = None) -> Checkpoint:
+def load(
+    source: str | os.PathLike[str] | None = None,
+    *,
+    dtype: str | None = None,
+    context: int | None = None,
+    revision: str | None = None,
+) -> Checkpoint:
     """Loads a target.
 
     Args:
-      source: None or `smollm2-135m` for the embedded model, or the path of a GGUF file.
-      dtype: of the weights, `bfloat16` (the default) or `float32`.
+      source: None or `smollm2-135m` for the embedded model; the path of a GGUF file; a folder in
+        Hugging Face's layout; a name of `configs/targets.toml`; or a hub id, `owner/model`. What exists
+        on this machine comes first.
+      dtype: of the linear weights, `bfloat16` or `float32`. Left out or `auto`, the checkpoint decides,
+        and a GGUF file, which is mostly of smaller types, becomes `bfloat16`.
+      context: for the rope type `dynamic`: the longest text, in tokens, that its frequencies are made for.
+      revision: of a hub id: branch, tag or commit.
+
+    Raises:
+      JspecError: nothing of that name, or a checkpoint that is damaged, not supported or too large.
     """
-    wanted = dtype or "bfloat16"
-    if source is None or source == EMBEDDED:
-        return gguf.load(gguf.find_embedded(), dtype=wanted)
-    path = Path(source)
-    if path.suffix == ".gguf":
-        return gguf.load(path, dtype=wanted)
-    raise JspecError(f"`{source}` is no target.", f"`{EMBEDDED}`, or a GGUF file.", "check the path.")
+    wish = dtypes.asked(dtype)
+    name = EMBEDDED if source is None else os.fspath(source)
+    path = pathlib.Path(name)
+    if revision is not None and (name == EMBEDDED or os.path.lexists(path)):
+        raise JspecError(
+            f"`revision` is `{revision}` and `{name}` is local.", "a revision of a hub id.", "leave it out."
+        )
+    if name == EMBEDDED or path.suffix == ".gguf":
+        if context is not None:
+            raise JspecError(
+                f"`context` is `{context}` and `{name}` is a GGUF file.",
+                "a `context` for the rope type `dynamic`, which GGUF files do not have here.",
+                "leave `context` out.",
+            )
+        return gguf.load(gguf.find_embedded() if name == EMBEDDED else path, dtype=wish or "bfloat16")
+    if os.path.lexists(path):
+        if not path.is_dir():
+            raise JspecError(
+                f"`{name}` is a file.",
+                "a GGUF file, whose name ends in `.gguf`, or a folder in Hugging Face's layout.",
+                "give the folder that the file is in.",
+            )
+        return hf.load(path, dtype=dtype, context=context)
+    repo = known.targets()[name].hub if name in known.targets() else name
+    if not hub.is_repo(repo):
+        raise JspecError(
+            f"`{name}` is no target: there is no such file or folder, and no target of that name.",
+            f"a GGUF file, a folder, a hub id (`owner/model`), or one of {', '.join([EMBEDDED, *known.targets()])}.",
+            "check the name or path for a typing error.",
+        )
+    folder, notes = hub.fetch(repo, revision=revision, dtype=dtype)
+    made = hf.load(folder, dtype=dtype, context=context, name=repo.split("/")[1])
+    return dataclasses.replace(made, source=f"{repo} ({folder})", notes=(*notes, *made.notes))

@@ -69,6 +69,7 @@ class Tokenizer:
         prefix: Sequence[int] = (),
         template: str | None = None,
         names: Mapping[str, str] | None = None,
+        strip_first_space: bool = False,
     ) -> None:
         """Puts a tokenizer together from its parts.
 
@@ -81,12 +82,14 @@ class Tokenizer:
           prefix: ids that begin every encoded text, for a model that wants a start token.
           template: the chat template, in Jinja.
           names: variables for the template, such as `bos_token`.
+          strip_first_space: a space that begins a decoded text is no part of it (SentencePiece).
 
         Raises:
           JspecError: an id is outside the vocabulary.
         """
         self._plain, self._marked = plain, marked
         self._pieces = list(pieces)
+        self._strip = strip_first_space
         self._prefix, self._template, self._names = list(prefix), template, dict(names or {})
         self.special = dict(special)
         self._special_ids = frozenset(self.special.values())
@@ -118,6 +121,14 @@ class Tokenizer:
         """Whether `render_chat` can be used."""
         return self._template is not None
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """What the chat template reads besides the messages, for instance `enable_thinking`; names, sorted."""
+        if self._template is None:
+            return ()
+        template, reads = self._compiled
+        return tuple(sorted(reads - {"messages", "add_generation_prompt", *template.globals, *self._names}))
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text` taken literally: what looks like a special token is ordinary text.
 
@@ -133,7 +144,8 @@ class Tokenizer:
 
         Equal to what `Stream` gives in pieces.
         """
-        return b"".join(self._bytes(ids, skip_special)).decode("utf-8", "replace")
+        data = b"".join(self._bytes(ids, skip_special))
+        return data.removeprefix(b" " if self._strip else b"").decode("utf-8", "replace")
 
     def stream(self, *, skip_special: bool = True) -> Stream:
         """A detokeniser for ids that arrive a few at a time."""
@@ -275,10 +287,14 @@ class Stream:
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._strip = tokenizer._strip  # until the first byte
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids; returns the text that is now certain, possibly none."""
-        return self._decoder.decode(b"".join(self._tokenizer._bytes(ids, self._skip_special)))
+        data = b"".join(self._tokenizer._bytes(ids, self._skip_special))
+        if self._strip and data:
+            self._strip, data = False, data.removeprefix(b" ")
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
         """The tail: one U+FFFD if the answer ended inside a character, else nothing."""
@@ -346,7 +362,7 @@ def _from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     marked.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in special])
 
     literal = {*special, *user_defined}
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     return Tokenizer(
         plain=plain,
         marked=marked,
@@ -366,7 +382,7 @@ def _pair(merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """GPT-2's alphabet: a printable character for each byte, the byte's own where it has one."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

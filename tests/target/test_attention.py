@@ -161,7 +161,7 @@ def test_neighbours_change_no_bit(dtype):
 # --- The law of the absolute grid ---
 
 
-def split(q, keys, values, columns):
+def split(q, keys, values, columns, **_):
     """The fault: cached keys and in-flight keys as two sums that are joined at the end."""
     cached = jnp.arange(keys.shape[2], dtype=jnp.int32)[None, None] < columns.start[:, None, None]
     share = q.shape[2] // keys.shape[1]
@@ -222,7 +222,8 @@ def test_two_sums_would_be_noticed(monkeypatch):
 @jax.jit
 def write(cache, rows, first, start):
     nothing = jnp.zeros((*rows.shape[:2], S), bool)
-    return attention.write(cache, rows, attention.Columns(first, start, nothing, jnp.int32(S), KB))
+    columns = attention.Columns(slot=first, start=start, visible=nothing, used=jnp.int32(S), key_block=KB)
+    return attention.write(cache, rows, columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,7 @@
 """The cache: its shapes, and that what it holds is the number rounded once, whatever the storage."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -45,7 +47,5 @@ def test_an_empty_cache(dtype):
 
 def test_bytes_of_a_token_of_a_known_model():
     # SmolLM2-135M in bfloat16: keys and values, 30 layers, 3 heads of 64, 2 bytes.
-    import dataclasses
-
     smol = dataclasses.replace(T, layers=30, heads=9, kv_heads=3, head_width=64)
     assert kv.bytes_per_token(smol, jnp.bfloat16) == 23_040

@@ -5,7 +5,6 @@ rule 2.1.7: what is not a number is written as 0 and told.
 """
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -24,27 +23,27 @@ from tests.tiny import T, params
 S, KB = 64, 16
 
 
-@partial(jax.jit, static_argnames=("config", "taps"))
-def forward(weights, cache, tokens, start, bits, depth, *, config=T, taps=(0, 1), slot=0):
-    columns = attention.columns(jnp.int32(slot), start, bits, cache.capacity, KB)
+@jax.jit
+def forward(weights, cache, tokens, start, bits, depth):
+    columns = attention.columns(jnp.int32(0), start, bits, cache.capacity, KB)
     hidden, features, finite, cache = model.forward(
-        weights, config, cache, tokens, start[:, None] + depth, columns, taps=taps
+        weights, T, cache, tokens, start[:, None] + depth, columns, taps=(0, 1)
     )
     return model.logits(weights, hidden), features, finite, cache
 
 
-def read(weights, cache, tokens, start, config=T, parents=None):
+def read(weights, cache, tokens, start, parents=None):
     """One block of a chain (or of the tree `parents`) in each slot."""
     slots, rows = tokens.shape
     if parents is None:
         parents = np.maximum(np.arange(rows) - 1, 0)
     bits = np.broadcast_to(reference.packed(reference.ancestors(parents)), (slots, rows, tree.words(rows)))
     depth = np.broadcast_to(reference.depths(parents), (slots, rows))
-    return forward(weights, cache, tokens.astype(np.int32), start, bits, depth, config=config)
+    return forward(weights, cache, tokens.astype(np.int32), start, bits, depth)
 
 
-def empty(slots, dtype=jnp.float32, config=T):
-    return kv.init(config, slots, S, dtype)
+def empty(slots, dtype=jnp.float32):
+    return kv.init(T, slots, S, dtype)
 
 
 def check(part, whole, begin, end):
@@ -128,27 +127,25 @@ def test_frequencies_by_hand():
 
 
 def test_a_tied_head_is_the_embedding():
+    config = dataclasses.replace(T, tied_head=True)
+    weights = jax.jit(lambda: model.init(jax.random.key(0), config))()
+    # Head and embedding are one array: the untied target has one more.
+    assert weights.head is None
+    assert len(jax.tree.leaves(weights)) == len(jax.tree.leaves(params())) - 1
     logits = jax.jit(model.logits)
     hidden = jnp.ones((1, 1, T.width), jnp.float32)
-    assert params().head is None
-    louder = params().replace(embed=params().embed.at[3].multiply(10))
-    expected = np.array(logits(params(), hidden))
+    expected = np.array(logits(weights, hidden))
     expected[..., 3] *= 10
+    louder = weights.replace(embed=weights.embed.at[3].multiply(10))
     np.testing.assert_allclose(logits(louder, hidden), expected, rtol=1e-6)
-    # Head and embedding are one array: an untied tree has one leaf more, and as many bytes more.
-    untied = params().replace(head=params().embed)
-    assert len(jax.tree.leaves(params())) == len(jax.tree.leaves(untied)) - 1
 
 
-def test_an_untied_head_is_used():
-    config = dataclasses.replace(T, tied_head=False)
-    weights = jax.jit(lambda: model.init(jax.random.key(0), config))()
-    assert weights.head.shape == weights.embed.shape
+def test_a_tied_text_equals_the_reference():
+    tied = params().replace(head=None)
     text = np.arange(8)
-    logits, *_ = read(weights, empty(1), text[None], np.array([0], np.int32), config=config)
-    np.testing.assert_allclose(logits[0], reference.forward(weights, config, text)["logits"], atol=1e-5)
-    tied, *_ = read(weights.replace(head=None), empty(1), text[None], np.array([0], np.int32))
-    assert not np.allclose(tied, logits, atol=0.1)
+    logits, *_ = read(tied, empty(1), text[None], np.array([0], np.int32))
+    np.testing.assert_allclose(logits[0], reference.forward(tied, T, text)["logits"], atol=1e-5)
+    assert not np.allclose(logits[0], reference.forward(params(), T, text)["logits"], atol=0.1)
 
 
 def test_head_product_is_float32_from_the_accumulator():
@@ -182,8 +179,6 @@ def test_a_product_of_few_rows_is_a_product(count):
 def test_what_is_not_a_number_is_written_as_zero_and_told(dtype, odd):
     clean = params(dtype)
     broken = clean.replace(embed=clean.embed.at[63, 0].set(odd))
-    head = clean.embed  # the head stays sound, else every logit would be odd
-    broken, clean = broken.replace(head=head), clean.replace(head=head)
     tokens = np.random.default_rng(6).integers(0, 63, (2, 8))
     start = np.array([0, 5], np.int32)
     logits, _, finite, cache = read(clean, empty(2, dtype), tokens, start)

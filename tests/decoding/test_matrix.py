@@ -77,7 +77,7 @@ def check(name, kind, dtype):
     assert differing(traces, plain(kind, dtype)) == (0, 0)
     assert [t.result.logprobs for t in traces] == [t.result.logprobs for t in plain(kind, dtype)]
     if name == "oracle":
-        assert sum(t.result.accepted for t in traces) > 0.8 * sum(t.result.proposed for t in traces)
+        assert sum(t.result.accepted for t in traces) > 0.5 * sum(t.result.proposed for t in traces)  # not what lies behind an end
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -38,7 +38,7 @@ def test_there_are_eighty_of_them():
 
 
 def test_an_answer_tells_all():
-    answer = ask(temperature=0.7, top_k=9, stop="@", n=1)[0]
+    answer = ask(temperature=0.7, top_k=9, stop="@@@", ignore_eos=True, n=1)[0]
     assert answer.text == checkpoint().tokenizer.decode(answer.ids)
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, len(answer.ids))
     assert answer.usage.total_tokens == 3 + len(answer.ids)
@@ -46,7 +46,7 @@ def test_an_answer_tells_all():
     assert answer.acceptance.rounds >= 1 and answer.acceptance.length >= 1
     assert (answer.prompt, answer.choice, answer.seed) == (0, 0, 1)
     told = answer.settings
-    assert (told["temperature"], told["top_k"], told["top_p"], told["stop"]) == (0.7, 9, 1.0, ("@",))
+    assert (told["temperature"], told["top_k"], told["top_p"], told["stop"]) == (0.7, 9, 1.0, ("@@@",))
     assert (told["max_tokens"], told["seed"], told["drafter"], told["accept"]) == (12, 1, "ngram_k7", "choice")
     assert told["end_ids"] == (62,)
 

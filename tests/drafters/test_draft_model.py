@@ -76,8 +76,9 @@ def test_padded_and_smaller_vocabularies_draft_only_what_both_have(vocab, mode):
     # LD-2: a head of 72 rows whose best is an id that the target lacks; one of 40 rows.
     chosen = drafter(mode, vocab_size=vocab)
     weights = tiny.params(seed=3)
-    best = 9.0 * weights.embed[:1]  # an id that the target lacks, and likely
-    weights = weights.replace(embed=jnp.concatenate([weights.embed, jnp.tile(best, (8, 1))])[:vocab])
+    best = jnp.tile(9.0 * weights.head[:1], (8, 1))  # ids that the target lacks, and likely
+    embed, head = (jnp.concatenate([x, best])[:vocab] for x in (weights.embed, weights.head))
+    weights = weights.replace(embed=embed, head=head)
     requests = tiny.requests([3, 9, 17], max_tokens=12, temperature=0.8)
     state = static.init(tiny.engine(3), chosen, tiny.params(), weights)
     state = state.replace(

@@ -53,8 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--model", metavar="TARGET", help="a GGUF file; default: the embedded SmolLM2-135M-Instruct")
-    common.add_argument("--dtype", choices=("bfloat16", "float32"), help="of the weights (default: bfloat16)")
+    common.add_argument(
+        "--model",
+        metavar="TARGET",
+        help="a Hugging Face folder or hub id, a GGUF file, or a name of configs/targets.toml; "
+        "default: the embedded SmolLM2-135M-Instruct",
+    )
+    common.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
+    common.add_argument(
+        "--dtype", choices=("auto", "bfloat16", "float32"), help="of the weights (default: the checkpoint's own)"
+    )
     common.add_argument("--cache-dir", metavar="DIR", help="folder for compiled programs")
     common.add_argument("--rows", type=int, default=8, metavar="N", help="rows of a verify block (default: 8)")
 
@@ -63,6 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     choice.add_argument("--top-k", type=int, default=0)
     choice.add_argument("--top-p", type=float, default=1.0)
     choice.add_argument("--min-p", type=float, default=0.0)
+    choice.add_argument(
+        "--enable-thinking",
+        action=argparse.BooleanOptionalAction,
+        help="switch of the chat template; default: what the template does by itself",
+    )
+    choice.add_argument(
+        "--template-switch", action="append", default=[], metavar="NAME=JSON", help="another one; may be repeated"
+    )
 
     bench = verbs.add_parser("bench", parents=[common, choice], help="time plain against speculative decoding")
     bench.set_defaults(run=_bench)
@@ -109,8 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     text.add_argument("--stats", action="store_true", help="print tokens, rounds and speed to stderr")
 
-    doctor = verbs.add_parser("doctor", parents=[common], help="say what this machine guarantees")
+    doctor = verbs.add_parser("doctor", parents=[common], help="say what was understood and what is guaranteed")
     doctor.set_defaults(run=_doctor)
+    doctor.add_argument("target", nargs="?", metavar="TARGET", help="as --model")
     doctor.add_argument("--max-concurrency", type=int, default=1, metavar="B", help="slots (default: 1)")
     return parser
 
@@ -131,6 +148,7 @@ def _bench(options: argparse.Namespace) -> int:
         min_p=options.min_p,
         seed=options.seed,
         ignore_eos=options.ignore_eos,
+        switches=_switches(options),
     )
     plan = bench.plan_of(
         names,
@@ -141,10 +159,11 @@ def _bench(options: argparse.Namespace) -> int:
         concurrency=options.max_concurrency,
         rows=options.rows,
         target=options.model,
+        revision=options.revision,
         check_exact=not options.no_exact,
     )
     begin = time.perf_counter()
-    checkpoint = loading.load(options.model, dtype=options.dtype)
+    checkpoint = loading.load(options.model, dtype=options.dtype, revision=options.revision)
     print(
         f"{checkpoint.name} ({checkpoint.license or 'licence not stated'}), "
         f"loaded in {time.perf_counter() - begin:.1f} s"
@@ -178,7 +197,7 @@ def _bench(options: argparse.Namespace) -> int:
         extra={
             "card": outcome.card.as_dict(),
             "target": {"name": checkpoint.name, "fingerprint": checkpoint.fingerprint},
-            "settings": vars(settings) | {"thinking": "template default"},
+            "settings": vars(settings),
             "rule": "position-keyed",
             "interrupted": outcome.interrupted,
         },
@@ -214,7 +233,7 @@ def _generate(options: argparse.Namespace) -> int:
     from jspec.target import loading
 
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    checkpoint = loading.load(options.model, dtype=options.dtype)
+    checkpoint = loading.load(options.model, dtype=options.dtype, revision=options.revision)
     seed = options.seed
     if seed is None:
         seed = Request(prompt=(0,)).with_seed().seed
@@ -238,6 +257,7 @@ def _generate(options: argparse.Namespace) -> int:
         n=options.n,
         echo=options.echo,
         config=api.engine(checkpoint, rows=options.rows),
+        switches=_switches(options),
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,
         temperature=options.temperature,
@@ -287,6 +307,22 @@ def _generate(options: argparse.Namespace) -> int:
     return 1 if any(answer.error is not None for answer in done) else 0
 
 
+def _switches(options: argparse.Namespace) -> dict[str, Any]:
+    """Variables of the chat template, from their flags."""
+    out: dict[str, Any] = {}
+    for entry in options.template_switch:
+        name, _, value = entry.partition("=")
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            raise JspecError(
+                f"`--template-switch` is `{entry}`.", "NAME=JSON.", "write for instance reasoning_effort='\"low\"'."
+            ) from None
+    if options.enable_thinking is not None:
+        out["enable_thinking"] = options.enable_thinking
+    return out
+
+
 def _bias(entries: Sequence[str]) -> dict[int, float]:
     """`ID=VALUE` each."""
     out = {}
@@ -305,14 +341,14 @@ def _doctor(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding import probe
     from jspec.measure import hardware
-    from jspec.target import loading
+    from jspec.target import describe, loading
 
-    checkpoint = loading.load(options.model, dtype=options.dtype)
+    checkpoint = loading.load(options.target or options.model, dtype=options.dtype, revision=options.revision)
     config = api.engine(checkpoint, slots=options.max_concurrency, rows=options.rows, max_length=1024)
     found = probe.probe(config, checkpoint.params, between=True)
     device = hardware.device()
-    print(f"target  {checkpoint.name}, {checkpoint.params.dtype}, {checkpoint.fingerprint[:12]}")
-    print(f"engine  {config.slots} slots, {config.rows} rows, {config.capacity} columns")
+    print("\n".join(describe.describe(checkpoint)))
+    print(f"\nengine  {config.slots} slots, {config.rows} rows, {config.capacity} columns")
     for name, finding in found.findings.items():
         held = {True: "yes", False: "no", None: "?"}[finding.holds]
         print(f"{name:9} {held:4} {finding.reason}")

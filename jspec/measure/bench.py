@@ -43,6 +43,7 @@ class Plan:
     concurrency: int = 1  # slots, and conversations in flight
     rows: int = 8
     target: str | None = None  # as given to `loading.load`, for the process without a drafter
+    revision: str | None = None
     check_exact: bool = True
 
 
@@ -151,7 +152,10 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
     if plan.check_exact and done and not interrupted:
         progress(1, 1, "decoding the same prompts without a drafter in another process")
         plain = reference.tokens(
-            plan.target, str(checkpoint.params.dtype), engine, [g.prompts for g in done], plan.settings
+            {"source": plan.target, "revision": plan.revision, "dtype": str(checkpoint.params.dtype)},
+            engine,
+            [g.prompts for g in done],
+            plan.settings,
         )
     head = checkpoint.params.embed if checkpoint.params.head is None else checkpoint.params.head
     read = sum(x.nbytes for x in jax.tree.leaves(checkpoint.params.layers)) + head.nbytes

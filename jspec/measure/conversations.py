@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.decoding.generate import RoundTimes, decode
@@ -31,6 +31,7 @@ class Settings:
     min_p: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
+    switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the chat template
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def answer(
 
 def request(checkpoint: Checkpoint, prompt: Prompt, answers: Sequence[str], settings: Settings) -> Request:
     """Turn `len(answers)` of a conversation as a request. Its seed follows from conversation and turn."""
-    ids = checkpoint.tokenizer.render_chat(prompt.messages(answers))
+    ids = checkpoint.tokenizer.render_chat(prompt.messages(answers), **settings.switches)
     return Request(
         prompt=tuple(ids),
         max_tokens=settings.max_tokens,

@@ -23,13 +23,16 @@ from jspec.target import loading
 
 
 def tokens(
-    target: str | None, dtype: str, engine: EngineConfig, groups: Sequence[Sequence[Prompt]], settings: Settings
+    target: dict[str, str | None], engine: EngineConfig, groups: Sequence[Sequence[Prompt]], settings: Settings
 ) -> list[list[list[list[int]]]]:
-    """Token ids per group, conversation and turn, decoded plainly in another process."""
+    """Token ids per group, conversation and turn, decoded plainly in another process.
+
+    Args:
+      target: arguments of `loading.load`.
+    """
     shape = {f.name: getattr(engine, f.name) for f in dataclasses.fields(engine) if f.name != "target"}
     job = {
         "target": target,
-        "dtype": dtype,
         "engine": shape,
         "settings": dataclasses.asdict(settings),
         "groups": [[dataclasses.asdict(p) for p in group] for group in groups],
@@ -51,7 +54,7 @@ def main() -> None:
     """Reads a job from standard input and prints the token ids as one line of JSON."""
     job = json.load(sys.stdin)
     configure_cache()
-    checkpoint = loading.load(job["target"], dtype=job["dtype"])
+    checkpoint = loading.load(**job["target"])
     shape = job["engine"] | {"taps": tuple(job["engine"]["taps"])}
     engine = EngineConfig(target=checkpoint.config, **shape)
     plain = Contender(name="baseline", engine=engine, drafter=Plain(), weights=None)

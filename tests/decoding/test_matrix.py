@@ -77,7 +77,9 @@ def check(name, kind, dtype):
     assert differing(traces, plain(kind, dtype)) == (0, 0)
     assert [t.result.logprobs for t in traces] == [t.result.logprobs for t in plain(kind, dtype)]
     if name == "oracle":
-        assert sum(t.result.accepted for t in traces) > 0.5 * sum(t.result.proposed for t in traces)  # not what lies behind an end
+        assert sum(t.result.accepted for t in traces) > 0.5 * sum(
+            t.result.proposed for t in traces
+        )  # not what lies behind an end
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,12 +1,14 @@
 """Exactness on real prompts: does speculation change a token, or a bit of the cache?
 
     python bench/exactness.py --data $DATA/eval                      the matrix, about 40 minutes on 2 cores
+    python bench/exactness.py --data $DATA/eval --prompts 44 --tokens 48 --mixed
     python bench/exactness.py --data $DATA/eval --prompts 8 --controls
 
 For each dtype and temperature, 64 prompts of five sets are decoded plainly, in order, by one engine
 (8 slots, 8 rows). Then again with every drafter, shuffled, so that slots, neighbours and arrival
-differ: tokens are compared, and all committed key/value columns bit by bit. `--controls` plants the
-faults that the design rules out, and must report differences. The last line of output is JSON.
+differ: tokens are compared, and all committed key/value columns bit by bit. With `--mixed` each request
+of a batch has another processor (`MIXED`). `--controls` plants the faults that the design rules out, and
+must report differences. The last line of output is JSON.
 """
 
 from __future__ import annotations
@@ -39,6 +41,19 @@ from jspec.target.cache import unpack
 from jspec.target.checkpoint import Checkpoint
 
 SETS = ("math500", "gsm8k", "humaneval", "mbpp", "mt_bench")
+MIXED: tuple[dict[str, Any], ...] = (
+    {},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.9},
+    {"frequency_penalty": 0.6},
+    {"frequency_penalty": -0.3},
+    {"logit_bias": {260: 2.0, 28: -100.0, 198: 1.5}},
+    {"min_tokens": 24, "end_ids": (2, 30, 198)},  # the full stop and the line break end, but not early
+    {"end_ids": (2, 28)},
+    {"ignore_eos": True},
+    {"logprobs": 3, "logprobs_kind": "processed"},
+    {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "choice_index": 3},
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,17 +123,24 @@ def drafters(
     ]
 
 
-def matrix(checkpoint: Checkpoint, prompts: list[tuple[int, ...]], slots: int, tokens: int) -> list[dict[str, Any]]:
+def matrix(
+    checkpoint: Checkpoint, prompts: list[tuple[int, ...]], slots: int, tokens: int, mixed: bool
+) -> list[dict[str, Any]]:
     """All drafters at T = 0 and T = 0.8 with top-p 0.95."""
     longest = max(map(len, prompts)) + tokens
     config = EngineConfig(target=checkpoint.config, slots=slots, rows=8, max_length=longest)
     rows = []
     for temperature in (0.0, 0.8):
         requests = [
-            Request(prompt=p, max_tokens=tokens, temperature=temperature, top_p=0.95, seed=1000 + i,
-                    end_ids=checkpoint.end_ids)
+            Request(
+                prompt=p,
+                max_tokens=tokens,
+                temperature=temperature,
+                **{"top_p": 0.95, "seed": 1000 + i, "end_ids": checkpoint.end_ids}
+                | (MIXED[i % len(MIXED)] if mixed else {}),
+            )
             for i, p in enumerate(prompts)
-        ]  # fmt: skip
+        ]
         plain = run(config, checkpoint, requests, Plain(), None)
         for number, (drafter, weights) in enumerate(drafters(config, checkpoint, requests, plain)):
             begin = time.perf_counter()
@@ -129,6 +151,7 @@ def matrix(checkpoint: Checkpoint, prompts: list[tuple[int, ...]], slots: int, t
                     "dtype": str(checkpoint.params.dtype),
                     "slots": slots,
                     "temperature": temperature,
+                    "mixed": mixed,
                     "drafter": drafter.name,
                     "prompts": len(prompts),
                     "tokens": sum(len(r.tokens) for r in outcome.results),
@@ -144,7 +167,7 @@ def matrix(checkpoint: Checkpoint, prompts: list[tuple[int, ...]], slots: int, t
     return rows
 
 
-def split_read(q: Array, keys: Array, values: Array, columns: attention.Columns) -> Array:
+def split_read(q: Array, keys: Array, values: Array, columns: attention.Columns, **_: Any) -> Array:
     """The fault: cached and in-flight keys as two sums, combined at the end."""
     slots, rows, heads, width = q.shape
     groups = keys.shape[1]
@@ -198,10 +221,10 @@ def controls(checkpoint: Checkpoint, prompts: list[tuple[int, ...]], tokens: int
 
     right_commit = static.commit
 
-    def stream(drafter: Drafter, weights: Any, state: DecodeState, *rest: Any) -> Any:
+    def stream(drafter: Drafter, weights: Any, state: DecodeState, *rest: Any, **rule: Any) -> Any:
         """Fresh noise every round, as a key that is split from round to round would give."""
         moved: sampling.Sampling = state.sampling.replace(seed=state.sampling.seed + jnp.uint32(1))
-        return right_commit(drafter, weights, state.replace(sampling=moved), *rest)
+        return right_commit(drafter, weights, state.replace(sampling=moved), *rest, **rule)
 
     static.commit = stream
     faulty = run(config, checkpoint, sampled, Plain(), None)
@@ -218,6 +241,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--mixed", action="store_true", help="another processor for each request of a batch")
     parser.add_argument("--controls", action="store_true", help="plant faults instead; each must be seen")
     args = parser.parse_args()
     configure_cache()
@@ -228,7 +252,7 @@ def main() -> None:
         if args.controls:
             rows += controls(checkpoint, prompts, args.tokens)
         else:
-            rows += matrix(checkpoint, prompts, args.slots, args.tokens)
+            rows += matrix(checkpoint, prompts, args.slots, args.tokens, args.mixed)
     print(json.dumps({"jax": jax.__version__, "rows": rows}))
 
 

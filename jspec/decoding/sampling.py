@@ -153,6 +153,3 @@ def kth_largest(z: Array, k: Array) -> Array:
     limits = jnp.iinfo(jnp.int32)
     low, _ = lax.fori_loop(0, 32, halve, (jnp.full(edge, limits.min, jnp.int32), jnp.full(edge, limits.max, jnp.int32)))
     return lax.bitcast_convert_type(jnp.where(low < 0, low ^ jnp.int32(0x7FFFFFFF), low), jnp.float32)
-
-
-_kth_largest = kth_largest

@@ -181,7 +181,7 @@ def test_min_p_holds_on_every_row():
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=6, max_size=6), st.integers(0, 9))
 def test_the_kth_largest_by_bisection(values, k):
     z = np.array(values, np.float32)[None, None]
-    found = np.asarray(jax.jit(sampling._kth_largest)(z, np.array([[k]], np.int32)))[0, 0]
+    found = np.asarray(jax.jit(sampling.kth_largest)(z, np.array([[k]], np.int32)))[0, 0]
     assert found == np.sort(z.ravel())[::-1][min(k or 6, 6) - 1]
 
 

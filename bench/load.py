@@ -72,9 +72,9 @@ def main() -> int:
             row = {"files": state, **json.loads(done.stdout.splitlines()[-1])}
             rows.append(row)
             print(
-                f"{state:24} {row['seconds']:6.1f} s  weights {row['weights_mb']:,.0f} MB  before {row['before_mb']:,.0f}"
-                f"  peak {row['peak_mb']:,.0f}  (peak - before) / weights {row['added_ratio']:.3f}"
-                f"  peak / weights {row['peak_ratio']:.3f}",
+                f"{state:24} {row['seconds']:6.1f} s  weights {row['weights_mb']:,.0f} MB"
+                f"  before {row['before_mb']:,.0f}  peak {row['peak_mb']:,.0f}"
+                f"  (peak - before) / weights {row['added_ratio']:.3f}  peak / weights {row['peak_ratio']:.3f}",
                 flush=True,
             )
     met = all(row["added_ratio"] < GOAL for row in rows)

@@ -130,7 +130,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         return _Counting().visit(super()._parse(source, name, filename))
 
-    def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: jinja2.runtime.Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         method = getattr(obj, "__wrapped__", obj)  # the sandbox puts its own `format` around a text's
         _check_call(getattr(method, "__name__", ""), getattr(method, "__self__", None), args, kwargs)
         return _checked(super().call(context, obj, *args, **kwargs))

@@ -2,8 +2,8 @@
 
 The sandbox keeps a template away from everything but its variables. What it does not bound is time and
 memory: a loop inside a loop, a macro that calls itself twice, or a text multiplied by a billion would
-hold the process for good. So each turn of a loop and each call of a macro counts as a step, what is
-printed is counted, and no number may make a text much longer at once.
+hold the process for good. So turns of loops, calls of macros and printed characters are counted, and no
+number may make a text much longer at once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import jinja2.visitor
 from jspec.errors import JspecError
 
 STEPS = 250_000  # of one rendering: about a second; templates take some for each message
+CALL = 10  # steps of a macro, which takes that many times as long as a turn of a loop
 LONGEST = 1 << 24  # characters of a text, items of a list
 MOST = 1_000_000  # the largest number that a filter or method is called with
 
@@ -159,33 +160,41 @@ class _Counting(jinja2.visitor.NodeTransformer):
     """Puts a step at the head of every loop and macro, and bounds what `~` joins."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
-        return self._counted(node)
+        return self._counted(node, 1)
 
     def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:
-        return self._counted(node)
+        return self._counted(node, CALL)
 
     def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:
-        return self._counted(node)
+        return self._counted(node, CALL)
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         self.generic_visit(node)
         items = jinja2.nodes.List(node.nodes, lineno=node.lineno)
         return jinja2.nodes.Filter(items, _JOIN, [], [], None, None, lineno=node.lineno)
 
-    def _counted(self, node: Any) -> jinja2.nodes.Node:
+    def visit_Output(self, node: jinja2.nodes.Output) -> list[jinja2.nodes.Node]:
         self.generic_visit(node)
         # What stands in the template as it is does not pass `_printed`.
-        length = sum(len(data.data) for data in node.find_all(jinja2.nodes.TemplateData))
-        step = jinja2.nodes.Filter(
-            jinja2.nodes.Const(length, lineno=node.lineno), _STEP, [], [], None, None, lineno=node.lineno
-        )
-        node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
+        length = sum(len(part.data) for part in node.nodes if isinstance(part, jinja2.nodes.TemplateData))
+        return [_counter(node, 0, length), node] if length else [node]
+
+    def _counted(self, node: Any, steps: int) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _counter(node, steps, 0))
         return node
 
 
+def _counter(node: jinja2.nodes.Node, steps: int, characters: int) -> jinja2.nodes.Node:
+    """A statement that adds to what is spent."""
+    values = [jinja2.nodes.Const(value, lineno=node.lineno) for value in (steps, characters)]
+    step = jinja2.nodes.Filter(values[0], _STEP, [values[1]], [], None, None, lineno=node.lineno)
+    return jinja2.nodes.ExprStmt(step, lineno=node.lineno)
+
+
 @jinja2.pass_context  # so that it is not taken for a constant
-def _step(context: jinja2.runtime.Context, characters: int) -> None:
-    _spent.get().add(1, characters)
+def _step(context: jinja2.runtime.Context, steps: int, characters: int) -> None:
+    _spent.get().add(steps, characters)
 
 
 @jinja2.pass_context

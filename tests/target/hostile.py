@@ -190,6 +190,10 @@ def not_finite(folder: pathlib.Path) -> None:
     (folder / WEIGHTS).write_bytes(data)
 
 
+def gguf_as_weights(folder: pathlib.Path) -> None:
+    gguf_file.write(folder / WEIGHTS, gguf_file.weights())
+
+
 def zipped(folder: pathlib.Path) -> None:
     with zipfile.ZipFile(folder / WEIGHTS, "w") as archive:
         archive.writestr("data.pkl", "x" * 100)
@@ -330,7 +334,7 @@ FOLDER: Mapping[str, tuple[Damage, str]] = {
     # Foreign files
     "picture as weights": (file(WEIGHTS, PNG), "header length"),
     "archive as weights": (zipped, "header length"),
-    "GGUF as weights": (
+    "GGUF as weights": (gguf_as_weights, "header length"),
         lambda folder: gguf_file.write(folder / WEIGHTS, gguf_file.weights()) and None,
         "header length",
     ),
@@ -399,7 +403,7 @@ FOLDER: Mapping[str, tuple[Damage, str]] = {
     "rope as a list": (config(rope_scaling=[1]), "`rope_scaling` as `[1]`"),
     "rope turns half of each head": (config(partial_rotary_factor=0.5), "only `0.5` of each head"),
     "end id beyond the vocabulary": (config(eos_token_id=64), "`eos_token_id` as `64`"),
-    "end id of 10**30": (config(eos_token_id=[1, 10**30]), "0 to 63"),
+    "end id of 10**30": (config(eos_token_id=[1, 10**30]), "from 0 to 63"),
     "end id as a text": (config(eos_token_id="</s>"), "`eos_token_id` as `</s>`"),
     "broken generation config": (file("generation_config.json", "{"), "`generation_config.json` is not JSON"),
     # Tokenizer
@@ -459,14 +463,18 @@ FOLDER: Mapping[str, tuple[Damage, str]] = {
         "longer than",
     ),
     "template doubles a block": (
-        template("{% set x = 'ab' %}{% for i in range(60) %}{{ x * 400000 }}{% endfor %}"),
+        template(DOUBLE.removesuffix("= ") + "%}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}"),
+        "longer than",
+    ),
+    "template prints without end": (
+        template("{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}"),
         "longer than",
     ),
     "template of a wide format": (template("{{ '%9999999999d' % 1 }}"), "a width of millions"),
     "template of a wide field": (template("{{ 'x'.center(10**12) }}"), "a number is beyond"),
-    "template of a huge number": (template("{{ 10 ** 10 ** 10 }}"), "more than 4,096 bits"),
+    "template of a huge number": (template("{{ 10 ** (10 ** 10) }}"), "more than 4,096 bits"),
     "template leaves the sandbox": (template("{{ ''.__class__.__mro__[1].__subclasses__() }}"), "is unsafe"),
-    "template leaves by a function": (template("{{ raise_exception.__globals__ }}"), "is unsafe"),
+    "template leaves by a function": (template("{{ raise_exception.__globals__['os'] }}"), "is unsafe"),
     "template reads a file": (template("{% include '/etc/hostname' %}"), "no loader"),
     "template file is a pipe": (replaced("chat_template.jinja", os.mkfifo), "is not an ordinary file"),
     "template file is not text": (file("chat_template.jinja", b"\xff\xfe\x00"), "`chat_template.jinja`"),
@@ -504,7 +512,7 @@ SHARDS: Mapping[str, tuple[Damage, str]] = {
 
 MOE: Mapping[str, tuple[Damage, str]] = {
     "two billion experts": (config(num_experts=2**31 - 1), "`2147483647` experts"),
-    "negative experts": (config(num_experts=-4), "experts of the mixture is `-4`"),
+    "negative experts": (config(num_experts=-4), "`experts of the mixture` of the target is `-4`"),
     "more experts for a token than there are": (config(num_experts_per_tok=5), "`5` of `4` experts"),
     "a dense layer as a text": (config(mlp_only_layers=["1"]), "`mlp_only_layers`"),
     "experts every 0 layers": (config(decoder_sparse_step=0), "`decoder_sparse_step` as `0`"),
@@ -512,7 +520,7 @@ MOE: Mapping[str, tuple[Damage, str]] = {
 
 NESTED: Mapping[str, tuple[Damage, str]] = {
     "text part is a list": (config(text_config=[]), "`text_config` as `[]`"),
-    "text part is empty": (config(text_config={}), "gemma3_text"),
+    "text part is empty": (config(text_config={}), "missing: `model.language_model.layers.3."),
     "text part of an unknown family": (text(model_type="own"), "`own`"),
     "text part is quantised": (text(quantization_config={"quant_method": "gptq"}), "quantised by `gptq`"),
     "text part without a window": (text(sliding_window=None), "`sliding_window` null"),
@@ -530,8 +538,8 @@ GGUF: Mapping[str, tuple[Damage, str]] = {
     "cut inside the counts": (cut("", 20), "ends inside its header"),
     "cut inside the metadata": (cut("", 700), "ends inside its header"),
     "cut inside the last tensor": (cut("", -4), "before `"),
-    "2**60 tensors": (patch(b"GGUF", 4, u64(2**60)), "is"),
-    "2**60 keys": (patch(b"GGUF", 12, u64(2**60)), ""),
+    "2**60 tensors": (patch(b"GGUF", 4, u64(2**60)), "`tiny.gguf`"),
+    "2**60 keys": (patch(b"GGUF", 12, u64(2**60)), "`tiny.gguf`"),
     "text of 2**63 bytes": (gguf_start(0, 1, u64(2**63) + b"key"), "ends inside its header"),
     "list of 2**40 numbers": (gguf_start(0, 1, u64(1) + b"k" + u32(9) + u32(4) + u64(2**40)), "ends inside"),
     "list of 2**40 texts": (gguf_start(0, 1, u64(1) + b"k" + u32(9) + u32(8) + u64(2**40)), "ends inside"),
@@ -558,7 +566,7 @@ GGUF: Mapping[str, tuple[Damage, str]] = {
     "tensor that lies beyond the file": (patch(ENTRY, 4 + 20, u64(2**40)), "before `blk.1.ffn_up.weight` ends"),
     "tensor between two places": (patch(ENTRY, 4 + 20, u64(33)), "no multiple of 32"),
     "tensor over another": (patch(ENTRY, 4 + 20, u64(32)), "an overlap between"),
-    "tensor of another name": (patch(b"blk.1.ffn_", 0, b"no"), "missing: `blk.1.ffn_"),
+    "tensor of another name": (patch(b"blk.1.ffn_", 0, b"xx"), "missing: `blk.1.ffn_"),
     "other tokenizer": (meta(tokenizer__ggml__model="llama"), "of the kind `llama`"),
     "tokenizer that cuts otherwise": (meta(tokenizer__ggml__pre="other"), "`other`"),
     "no tokens": (meta(tokenizer__ggml__tokens=None), "has no list of tokens"),

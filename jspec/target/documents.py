@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import stat
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -99,14 +100,25 @@ def read(path: pathlib.Path, limit: int = LIMIT) -> Document:
     Raises:
       JspecError: it is missing, too large, not UTF-8, not JSON, not an object, or names a key twice.
     """
+    return Document(parse(contents(path, limit), path.name), path.name)
+
+
+def contents(path: pathlib.Path, limit: int = LIMIT) -> bytes:
+    """The bytes of a small file.
+
+    Raises:
+      JspecError: it is missing, too large, or not an ordinary file: a pipe would be waited for, and a
+        device may have no end.
+    """
     try:
-        size = os.stat(path).st_size
-        if size > limit:
-            raise _broken(path.name, f"has {size:,} bytes", f"at most {limit:,}")
-        data = path.read_bytes()
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode):
+            raise _broken(path.name, "is not an ordinary file", "a file, or a link to one")
+        if state.st_size > limit:
+            raise _broken(path.name, f"has {state.st_size:,} bytes", f"at most {limit:,}")
+        return path.read_bytes()
     except OSError as error:
         raise _broken(path.name, f"cannot be read ({error.strerror or error})") from None
-    return Document(parse(data, path.name), path.name)
 
 
 def read_if_there(path: pathlib.Path, limit: int = LIMIT) -> Document | None:

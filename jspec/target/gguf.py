@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
+import itertools
 import math
 import mmap
 import os
@@ -141,6 +142,8 @@ class File:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():  # opening a pipe would wait for it
+            raise self._broken("cannot be read (it is not an ordinary file)")
         try:
             with path.open("rb") as f:
                 self.data: mmap.mmap | bytes = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
@@ -200,7 +203,12 @@ class File:
         for name, kind, shape, offset in entries:
             if name in self.tensors:
                 raise self._broken(f"has the tensor `{name}` twice")
+            if offset % align:
+                raise self._broken(f"places `{name}` at byte {offset:,}, which is no multiple of {align}")
             self.tensors[name] = self._tensor(name, kind, shape, start + offset)
+        for a, b in itertools.pairwise(sorted(self.tensors.values(), key=lambda t: t.offset)):
+            if a.offset + a.nbytes > b.offset:
+                raise self._broken(f"has an overlap between `{a.name}` and `{b.name}`")
 
     def _tensor(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> Tensor:
         try:

@@ -23,6 +23,7 @@ from jspec.target.documents import Document
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+MOST_EXPERTS = 10_000  # a damaged number must not become a plan of a billion tensors
 
 
 def load(
@@ -64,6 +65,8 @@ def load(
             f"asks for `{config.layers}` layers, and the files hold `{len(files.tensors)}` tensors",
             "several tensors for each layer",
         )
+    if config.moe is not None and config.moe.experts > MOST_EXPERTS:
+        text.refuse(f"asks for `{config.moe.experts}` experts", f"at most {MOST_EXPERTS}")
     wanted = plan.make(config, family, files.tensors)
     left, copy = plan.check(wanted, files, family, config.tied_head)
     embed = files.tensors[wanted["embed",].parts[0].name]
@@ -136,8 +139,11 @@ def _config_notes(whole: Document, text: Document) -> list[str]:
 
 def _license(folder: pathlib.Path) -> str | None:
     """As the head of the model card states it."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
     try:
-        with open(folder / "README.md", encoding="utf-8") as f:
+        with open(card, encoding="utf-8") as f:
             head = re.match(r"---\n(.*?)\n---\n", f.read(1 << 16), re.DOTALL)
     except (OSError, UnicodeDecodeError):
         return None

@@ -244,10 +244,10 @@ def _prefix(
 
 def _template(folder: pathlib.Path, config: Document) -> tuple[str | None, list[str]]:
     path = folder / TEMPLATE
-    if path.is_file():
+    if path.exists():
         try:
-            return path.read_text(encoding="utf-8"), []
-        except (OSError, UnicodeDecodeError) as error:
+            return documents.contents(path).decode(), []
+        except UnicodeDecodeError as error:
             raise JspecError(f"`{TEMPLATE}` cannot be read ({error}).", "a text file.", "get it again.") from None
     value = config.data.get("chat_template")
     if value is None or isinstance(value, str):

@@ -138,6 +138,8 @@ def read_header(path: pathlib.Path) -> dict[str, Tensor]:
       JspecError: it is not a safetensors file, or a number in its header does not fit the file.
     """
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for it
+            raise _broken(path, "is not an ordinary file")
         with open(path, "rb") as f:
             size = os.fstat(f.fileno()).st_size
             start = f.read(8)

@@ -8,23 +8,16 @@ it needs no tokenizer, and its cost does not depend on what came before.
 from __future__ import annotations
 
 import codecs
-import datetime
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, final
 
-import jinja2
-import jinja2.ext
-import jinja2.meta
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from jspec.errors import JspecError
+from jspec.target import templates
 
 Message = Mapping[str, Any]
 
@@ -126,8 +119,8 @@ class Tokenizer:
         """What the chat template reads besides the messages, for instance `enable_thinking`; names, sorted."""
         if self._template is None:
             return ()
-        template, reads = self._compiled
-        return tuple(sorted(reads - {"messages", "add_generation_prompt", *template.globals, *self._names}))
+        template = self._compiled
+        return tuple(sorted(template.reads - {"messages", "add_generation_prompt", *template.globals, *self._names}))
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` taken literally: what looks like a special token is ordinary text.
@@ -218,41 +211,25 @@ class Tokenizer:
                 yield piece
 
     @functools.cached_property
-    def _compiled(self) -> tuple[jinja2.Template, set[str]]:
-        """The template, and the variables that it reads."""
+    def _compiled(self) -> templates.Template:
+        """The template, compiled when it is first asked for: plain prompts need none."""
         if self._template is None:
             raise JspecError(
                 "the model has no chat template.",
                 "plain prompts, or a checkpoint made for chat.",
                 "encode the prompt as plain text.",
             )
-        # The settings of transformers, for which templates are written. The sandbox keeps a template,
-        # which is a program from a foreign file, away from everything but its variables.
-        env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        env.filters["tojson"] = _tojson
-        env.globals["raise_exception"] = _raise_exception
-        env.globals["strftime_now"] = _strftime_now
-        try:
-            reads = jinja2.meta.find_undeclared_variables(env.parse(self._template))
-            return env.from_string(self._template), reads
-        except jinja2.TemplateError as error:
-            raise JspecError(
-                f"the model's chat template is not valid Jinja ({error}).",
-                "a template that compiles.",
-                "get the checkpoint again, or encode the prompt as plain text.",
-            ) from None
+        return templates.Template(self._template)
 
     def _render(
         self, messages: Sequence[Message], add_generation_prompt: bool, switches: Mapping[str, Any], sanitize: bool
     ) -> str:
-        template, reads = self._compiled
-        unknown = sorted(name for name in switches if name not in reads)
+        template = self._compiled
+        unknown = sorted(name for name in switches if name not in template.reads)
         if unknown:
             raise JspecError(
                 f"the chat template does not read `{'`, `'.join(unknown)}`.",
-                f"variables that it reads: `{'`, `'.join(sorted(reads))}`.",
+                f"variables that it reads: `{'`, `'.join(sorted(template.reads))}`.",
                 "leave the switch out: it would change nothing.",
             )
         if not messages:
@@ -265,14 +242,7 @@ class Tokenizer:
         # A key that is None is taken as absent: templates would print the word.
         chat = [{k: v for k, v in message.items() if v is not None} for message in chat]
         variables = {"tools": None, "documents": None, **self._names, **_plain_data(switches, mark)}
-        try:
-            return template.render(messages=chat, add_generation_prompt=add_generation_prompt, **variables)
-        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise JspecError(
-                f"the chat template refuses these messages: {error}.",
-                "messages of the roles, in the order and with the fields that the model was trained on.",
-                "check `role` and `content` of each message.",
-            ) from None
+        return template.render({"messages": chat, "add_generation_prompt": add_generation_prompt, **variables})
 
 
 @final
@@ -416,16 +386,6 @@ def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
 # --- For templates -------------------------------------------------------------------------------
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` ... `{% endgeneration %}`: marks the assistant's part, prints it unchanged."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
 def _plain_data(value: Any, mark: Callable[[str], str]) -> Any:
     """A copy made of JSON's types alone, so that a template never holds an object with methods."""
     if isinstance(value, str):
@@ -441,25 +401,6 @@ def _plain_data(value: Any, mark: Callable[[str], str]) -> Any:
         "texts, numbers, lists and mappings.",
         "convert the value before it is given to the chat template.",
     )
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.datetime.now().strftime(format_)
 
 
 __all__ = ["Message", "Stream", "Tokenizer"]

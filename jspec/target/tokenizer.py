@@ -168,6 +168,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Message],
+        /,  # a switch may have any name
         *,
         add_generation_prompt: bool = True,
         sanitize_control_tokens: bool = False,
@@ -204,7 +205,7 @@ class Tokenizer:
                 run = ""
         return ids + self._encode_run(run + text[at:])
 
-    def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **switches: Any) -> str:
+    def chat_text(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **switches: Any) -> str:
         """The text whose ids `render_chat` gives."""
         return self._render(messages, add_generation_prompt, switches, sanitize=False)
 
@@ -248,6 +249,7 @@ class Tokenizer:
         self, messages: Sequence[Message], add_generation_prompt: bool, switches: Mapping[str, Any], sanitize: bool
     ) -> str:
         template, reads = self._compiled
+        reads = reads - {"messages"}  # given as such, never by a switch
         unknown = sorted(name for name in switches if name not in reads)
         if unknown:
             raise JspecError(

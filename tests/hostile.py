@@ -1,4 +1,4 @@
-"""80 calls that cannot be honoured, and what each must say: `python -m tests.hostile` prints the messages."""
+"""84 calls that cannot be honoured, and what each must say: `python -m tests.hostile` prints the messages."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ CASES = {
     "temperature inf": (_settings(temperature=float("inf")), "`temperature` is `inf`"),
     "temperature bool": (_settings(temperature=True), "`temperature` is `True`"),
     "temperature list": (_settings(temperature=[1.0]), "`temperature` is `[1.0]`"),
+    "temperature immense": (_settings(temperature=10**400), "`temperature` is `1000"),
     "top_k negative": (_settings(top_k=-1), "`top_k` is `-1`"),
     "top_k fraction": (_settings(top_k=1.5), "`top_k` is `1.5`"),
     "top_k huge": (_settings(top_k=2**31), "`top_k` is `2147483648`"),
@@ -96,6 +97,7 @@ CASES = {
     # Collections.
     "bias list": (_settings(logit_bias=[(1, 2.0)]), "`logit_bias` is `[(1, 2.0)]`"),
     "bias too strong": (_settings(logit_bias={5: 101}), "`logit_bias[5]` is `101`"),
+    "bias immense": (_settings(logit_bias={5: -(10**400)}), "`logit_bias[5]` is `-1000"),
     "bias not a number": (_settings(logit_bias={5: None}), "`logit_bias[5]` is `None`"),
     "bias of an unknown token": (_settings(logit_bias={64: 1.0}), "`logit_bias` names `64`"),
     "bias of a negative token": (_settings(logit_bias={-1: 1.0}), "`logit_bias` names `-1`"),
@@ -136,6 +138,8 @@ CASES = {
     "one prompt far too long": (_prompt([[1], [1] * 10_000]), "`prompts[1]`: the prompt has `10000` tokens"),
     "half a character": (_prompt("\ud800"), "surrogate"),
     "switch the template ignores": (_prompt("a", switches={"think": True}), "does not read `think`"),
+    "switch in place of the messages": (_prompt("a", switches={"messages": 1}), "does not read `messages`"),
+    "switch of Python's": (_prompt("a", switches={"self": 1}), "does not read `self`"),
     "switch without a chat": (_prompt([1, 2], switches={"loud": True}), "the prompt is no chat"),
     "echo of a chat": (_prompt("a", echo=True), "`echo` was asked for with a chat"),
     "echo with logprobs": (_prompt([1], echo=True, logprobs=1), "`echo` and `logprobs`"),

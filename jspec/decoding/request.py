@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -263,7 +262,8 @@ def _check_flag(name: str, value: object) -> None:
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     good = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+    # Comparisons refuse NaN and infinities too, and unlike `math.isfinite` take whole numbers of any size.
+    if not good or not low <= value <= high:  # type: ignore[operator]
         raise JspecError(f"`{name}` is `{_short(value)}`.", f"a number from {low:g} to {high:g}.", f"correct `{name}`.")
 
 

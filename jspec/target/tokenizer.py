@@ -161,6 +161,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Message],
+        /,  # a switch may have any name
         *,
         add_generation_prompt: bool = True,
         sanitize_control_tokens: bool = False,
@@ -197,7 +198,7 @@ class Tokenizer:
                 run = ""
         return ids + self._encode_run(run + text[at:])
 
-    def chat_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **switches: Any) -> str:
+    def chat_text(self, messages: Sequence[Message], /, *, add_generation_prompt: bool = True, **switches: Any) -> str:
         """The text whose ids `render_chat` gives."""
         return self._render(messages, add_generation_prompt, switches, sanitize=False)
 
@@ -225,11 +226,12 @@ class Tokenizer:
         self, messages: Sequence[Message], add_generation_prompt: bool, switches: Mapping[str, Any], sanitize: bool
     ) -> str:
         template = self._compiled
-        unknown = sorted(name for name in switches if name not in template.reads)
+        reads = template.reads - {"messages"}  # given as such, never by a switch
+        unknown = sorted(name for name in switches if name not in reads)
         if unknown:
             raise JspecError(
                 f"the chat template does not read `{'`, `'.join(unknown)}`.",
-                f"variables that it reads: `{'`, `'.join(sorted(template.reads))}`.",
+                f"variables that it reads: `{'`, `'.join(sorted(reads))}`.",
                 "leave the switch out: it would change nothing.",
             )
         if not messages:

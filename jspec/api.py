@@ -185,7 +185,8 @@ def _start(
         raise JspecError(
             f"`{chosen.name}` proposes `{chosen.proposals}` tokens, and the engine verifies `{config.rows}` rows.",
             f"at most {config.rows - 1} proposals.",
-            f"pass config=jspec.engine(target, rows={chosen.proposals + 1}), or draft fewer tokens.",
+            f"verify {chosen.proposals + 1} rows (`--rows`, or config=jspec.engine(target, rows=...)), "
+            "or draft fewer tokens.",
         )
     for ask in wanted:
         try:

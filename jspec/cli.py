@@ -150,8 +150,10 @@ def _bench(options: argparse.Namespace) -> int:
         ignore_eos=options.ignore_eos,
         switches=_switches(options),
     )
+    if options.save_result:  # before the measurement, which would be lost
+        report.prepare(options.result_dir)
     plan = bench.plan_of(
-        names,
+        list(dict.fromkeys(names)),
         list(dict.fromkeys(options.runs)),
         settings,
         path=options.dataset_path,
@@ -230,9 +232,10 @@ def _generate(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding.request import Request
     from jspec.drafters.draft_model import draft_model
+    from jspec.measure.document import plain
     from jspec.target import loading
 
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _standard_input() if options.prompt == "-" else options.prompt
     checkpoint = loading.load(options.model, dtype=options.dtype, revision=options.revision)
     seed = options.seed
     if seed is None:
@@ -288,7 +291,8 @@ def _generate(options: argparse.Namespace) -> int:
                 print()
     for answer in done:
         for entry in answer.logprobs or ():
-            print(json.dumps({"choice": answer.choice} | vars(entry)))
+            # A token that a filter removed has -inf, for which JSON has no word: null.
+            print(json.dumps(plain({"choice": answer.choice} | vars(entry)), allow_nan=False))
         if answer.error is not None:
             print(f"jspec: the answer broke off: {answer.error}", file=sys.stderr)
     if options.stats:
@@ -305,6 +309,17 @@ def _generate(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
     return 1 if any(answer.error is not None for answer in done) else 0
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise JspecError(
+            f"standard input is not {error.encoding} (byte {error.start} is `0x{error.object[error.start]:02x}`).",
+            "text in the encoding of the terminal.",
+            "convert it, for instance with `iconv -t utf-8`.",
+        ) from None
 
 
 def _switches(options: argparse.Namespace) -> dict[str, Any]:
@@ -343,6 +358,10 @@ def _doctor(options: argparse.Namespace) -> int:
     from jspec.measure import hardware
     from jspec.target import describe, loading
 
+    if options.target and options.model:
+        raise JspecError(
+            f"two targets were given, `{options.target}` and `--model {options.model}`.", "one.", "leave one out."
+        )
     checkpoint = loading.load(options.target or options.model, dtype=options.dtype, revision=options.revision)
     config = api.engine(checkpoint, slots=options.max_concurrency, rows=options.rows, max_length=1024)
     found = probe.probe(config, checkpoint.params, between=True)

@@ -17,6 +17,7 @@ import numpy as np
 
 from jspec.decoding import probe as probes
 from jspec.decoding.generate import RoundTimes
+from jspec.decoding.request import check
 from jspec.drafters import named
 from jspec.drafters.base import Plain
 from jspec.engine.config import EngineConfig
@@ -61,6 +62,10 @@ class Group:
         """The answers of a run, conversation by conversation, turn by turn."""
         return [t.tokens for turns in self.traces[run] for t in turns]
 
+    def sound(self, run: str) -> bool:
+        """Whether no answer of a run failed; one that did has no time to compare."""
+        return not any(t.failed for turns in self.traces[run] for t in turns)
+
     def seconds(self, run: str) -> float:
         """Decode seconds of a run, prefill left out."""
         return sum(t.decode_s for turns in self.traces[run] for t in turns)
@@ -84,15 +89,21 @@ Progress = Callable[[int, int, str], None]  # done, of how many, what
 
 def contenders(plan: Plan, checkpoint: Checkpoint) -> list[Contender]:
     """The engines and drafters of a plan, on an engine large enough for all its prompts."""
-    first_turn = [conversations.request(checkpoint, p, (), plan.settings) for _, ps in plan.datasets for p in ps]
-    turns = max((len(p.turns) for _, ps in plan.datasets for p in ps), default=1)
+    prompts = [p for _, ps in plan.datasets for p in ps]
+    first_turn = [conversations.request(checkpoint, p, (), plan.settings) for p in prompts]
     longest = max(len(r.prompt) for r in first_turn) + plan.settings.max_tokens
-    # A later turn holds the earlier ones, their answers, and a question of its own.
-    longest += (turns - 1) * (plan.settings.max_tokens + 256)
+    # A later turn holds the earlier ones, their answers, and a question of its own with the template around it.
+    longest += max(sum(_room(checkpoint, turn, plan.settings) for turn in p.turns[1:]) for p in prompts)
     limit = min(-(-longest // 256) * 256, checkpoint.config.max_positions)
     drafters = {name: named.drafter(name) for name in plan.runs if name != NATIVE}
     taps = tuple(sorted({tap for d in drafters.values() for tap in d.taps}))
     engine = EngineConfig(target=checkpoint.config, slots=plan.concurrency, rows=plan.rows, max_length=limit, taps=taps)
+    for prompt, asked in zip(prompts, first_turn, strict=True):
+        try:
+            check(engine, asked)
+        except JspecError as error:
+            place = f"conversation {prompt.conversation} of `{prompt.dataset}`"
+            raise JspecError(f"{place}: {error.given}", error.allowed, "leave it out of the data set.") from None
     out = []
     for name in plan.runs:
         if name == NATIVE:
@@ -110,6 +121,11 @@ def contenders(plan: Plan, checkpoint: Checkpoint) -> list[Contender]:
                 Contender(name=name, engine=engine, drafter=d, weights=d.weights(checkpoint.params, engine.target))
             )
     return out
+
+
+def _room(checkpoint: Checkpoint, turn: str, settings: Settings) -> int:
+    """Tokens that a later turn adds to a conversation at most: question, template, answer."""
+    return max(256, len(checkpoint.tokenizer.encode(turn)) + 64) + settings.max_tokens
 
 
 def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: None) -> Outcome:
@@ -227,13 +243,14 @@ def _rows(dataset: str, racers: Sequence[Contender], groups: list[Group], plan: 
         base, name = row["speedup_base"], row["run"]
         if base is None:
             continue
-        counts = {who: [sum(map(len, g.tokens(who))) for g in groups] for who in (name, base)}
-        seconds = {who: [g.seconds(who) for g in groups] for who in (name, base)}
+        fair = [g for g in groups if g.sound(name) and g.sound(base)]
+        counts = {who: [sum(map(len, g.tokens(who))) for g in fair] for who in (name, base)}
+        seconds = {who: [g.seconds(who) for g in fair] for who in (name, base)}
         _, low, high = metrics.bootstrap_ratio(
             seconds[name], counts[name], seconds[base], counts[base], seed=plan.settings.seed
         )
         row["decode_speedup_low"], row["decode_speedup_high"] = low, high
-        walls = {who: [g.wall[who] for g in groups] for who in (name, base)}
+        walls = {who: [g.wall[who] for g in fair] for who in (name, base)}
         _, low, high = metrics.bootstrap_ratio(
             walls[name], counts[name], walls[base], counts[base], seed=plan.settings.seed
         )

@@ -33,6 +33,11 @@ class Settings:
     ignore_eos: bool = False
     switches: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the chat template
 
+    def __post_init__(self) -> None:
+        # What no request could honour is refused here, before anything is loaded or measured.
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "switches"}
+        Request(prompt=(0,), **shared)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contender:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +81,29 @@ def save_result(
         parts = (f"{result.get('label')}-infqps", f"concurrency{limit}" if limit else "", model, stamp)
         name = re.sub(r"[^\w.+-]", "_", "-".join(part for part in parts if part))
         contents[name if name not in contents else f"{name}-{i}"] = json.dumps(plain(result), allow_nan=False)
-    folder = Path(directory).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = prepare(directory)
+    with _refusing(folder):
         return [_write_new(folder, name, body) for name, body in contents.items()]
+
+
+def prepare(directory: str | Path) -> Path:
+    """Makes the directory of results and proves that it can be written; returns it.
+
+    Raises:
+      JspecError: it cannot be made or written.
+    """
+    folder = Path(directory).expanduser()
+    with _refusing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    return folder
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise JspecError(
             f"results could not be written to `{folder}`: {error.strerror or error}.",

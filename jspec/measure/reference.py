@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import jax
+
 from jspec.drafters.base import Plain
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
@@ -32,6 +34,7 @@ def tokens(
     """
     shape = {f.name: getattr(engine, f.name) for f in dataclasses.fields(engine) if f.name != "target"}
     job = {
+        "cache": jax.config.values["jax_compilation_cache_dir"],
         "target": target,
         "engine": shape,
         "settings": dataclasses.asdict(settings),
@@ -53,7 +56,7 @@ def tokens(
 def main() -> None:
     """Reads a job from standard input and prints the token ids as one line of JSON."""
     job = json.load(sys.stdin)
-    configure_cache()
+    configure_cache(job["cache"])
     checkpoint = loading.load(**job["target"])
     shape = job["engine"] | {"taps": tuple(job["engine"]["taps"])}
     engine = EngineConfig(target=checkpoint.config, **shape)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.measure.document import document, save_result
+from jspec.measure.document import document, prepare, save_result
 
-__all__ = ["LEGEND", "detail_table", "document", "notes", "parity_lines", "ranked", "save_result", "table"]
+__all__ = ["LEGEND", "detail_table", "document", "notes", "parity_lines", "prepare", "ranked", "save_result", "table"]
 
 _DASH = "—"
 _TIME_SPLIT_TOLERANCE = 0.01

@@ -15,12 +15,12 @@ from typing import Any
 
 from jspec import answers
 from jspec.answers import Answer, Chunk
-from jspec.decoding.generate import decode
+from jspec.decoding.generate import check_drafter, decode
 from jspec.decoding.request import check
 from jspec.decoding.round import check_rule
 from jspec.drafters import named
 from jspec.drafters.base import Drafter, Plain
-from jspec.drafters.draft_model import draft_model
+from jspec.drafters.draft_model import draft_model, mode_for
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.prompts import Ask, Prompt, asks
@@ -181,13 +181,7 @@ def _start(
             "what `jspec.engine(target, ...)` returns, or None.",
             "make the engine of the target that you pass.",
         )
-    if chosen.proposals > config.rows - 1:
-        raise JspecError(
-            f"`{chosen.name}` proposes `{chosen.proposals}` tokens, and the engine verifies `{config.rows}` rows.",
-            f"at most {config.rows - 1} proposals.",
-            f"verify {chosen.proposals + 1} rows (`--rows`, or config=jspec.engine(target, rows=...)), "
-            "or draft fewer tokens.",
-        )
+    check_drafter(config, chosen)
     for ask in wanted:
         try:
             check(config, ask.request)
@@ -240,7 +234,7 @@ def _drafter(target: Checkpoint, drafter: AnyDrafter, accept: str) -> tuple[Draf
     if drafter is None:
         return Plain(), ()
     if isinstance(drafter, Checkpoint):
-        return draft_model(drafter, target, mode="sampled" if accept == "rejection" else "coupled")
+        return draft_model(drafter, target, mode=mode_for(accept))
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], Drafter):
         return drafter
     chosen = named.drafter(drafter) if isinstance(drafter, str) else drafter

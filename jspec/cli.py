@@ -231,7 +231,7 @@ def _vllm(outcome: Any, plan: Any, model: str) -> list[dict[str, Any]]:
 def _generate(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding.request import Request
-    from jspec.drafters.draft_model import draft_model
+    from jspec.drafters.draft_model import draft_model, mode_for
     from jspec.measure.document import plain
     from jspec.target import loading
 
@@ -249,7 +249,7 @@ def _generate(options: argparse.Namespace) -> int:
             loading.load(options.draft_model, dtype=options.dtype),
             checkpoint,
             proposals=options.num_speculative_tokens,
-            mode="sampled" if options.accept == "rejection" else "coupled",
+            mode=mode_for(options.accept),
         )
     chunks = api.stream_batch(
         checkpoint,

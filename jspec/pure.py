@@ -20,13 +20,15 @@ from jax import Array, lax
 
 from jspec.decoding import round as rounds
 from jspec.decoding import state as states
-from jspec.decoding.request import admission
+from jspec.decoding.request import Request
+from jspec.decoding.request import admission as _admission
 from jspec.decoding.round import round
 from jspec.decoding.state import DecodeState, RoundInfo
 from jspec.drafters.base import Drafter, Rows
 from jspec.engine import static
 from jspec.engine.config import EngineConfig
 from jspec.engine.static import Admission
+from jspec.errors import JspecError
 from jspec.target.model import TargetParams
 
 __all__ = ["Admission", "DecodeState", "RoundInfo", "admission", "init", "prefill", "round", "start"]
@@ -78,6 +80,30 @@ def prefill(
 
     chunks = (length - 1 + chunk - 1) // chunk
     return lax.fori_loop(0, chunks, read, (state, jnp.bool_(True)))
+
+
+def admission(config: EngineConfig, request: Request, slot: int) -> Admission:
+    """A request as arrays, made on the host.
+
+    Raises:
+      JspecError: the request asks for something that takes the host after each round, or that the
+        engine cannot take.
+    """
+    for name in ("stop", "logprobs"):
+        value = getattr(request, name)
+        if value not in ((), None):
+            raise JspecError(
+                f"`{name}` of the request is `{value!r}`, and a round has neither text nor tables.",
+                "requests without `stop` and `logprobs`; end tokens go into `end_ids`.",
+                "leave it out, or use `jspec.generate` or `jspec.decode`.",
+            )
+    if request.seed is None:
+        raise JspecError(
+            "the request has no seed.",
+            "a seed that you know, so that the text can be had again.",
+            "admit `request.with_seed()`, which draws one.",
+        )
+    return _admission(config, request, slot)
 
 
 def start(state: DecodeState, request: Admission) -> DecodeState:

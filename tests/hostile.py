@@ -1,4 +1,4 @@
-"""84 calls that cannot be honoured, and what each must say: `python -m tests.hostile` prints the messages."""
+"""Calls that cannot be honoured, and what each must say: `python -m tests.hostile` prints the messages."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ LETTERS = [chr(48 + i) for i in range(62)] + ["<end>", "<pad>"]
 @functools.cache
 def checkpoint(chat: bool = True) -> Checkpoint:
     """The tiny target with a tokenizer of one character a token."""
-    fields = {
-        "config": tiny.T,
-        "params": tiny.params(),
-        "tokenizer": tokenizer(LETTERS, end_ids=(62,), chat=chat),
-        "end_ids": (62,),
-        "name": "tiny",
-        "fingerprint": "0",
-        "license": None,
-        "source": "tests",
-    }
-    if "dtype_rule" in Checkpoint.__dataclass_fields__:
-        fields["dtype_rule"] = "made so"
-    return Checkpoint(**fields)
+    return Checkpoint(
+        config=tiny.T,
+        params=tiny.params(),
+        tokenizer=tokenizer(LETTERS, end_ids=(62,), chat=chat),
+        end_ids=(62,),
+        name="tiny",
+        fingerprint="0",
+        license=None,
+        source="tests",
+        dtype_rule="made so",
+    )
 
 
 def _settings(**how):

@@ -12,7 +12,6 @@ import jspec
 from jspec.drafters.draft_model import DraftModel
 from tests import tiny
 from tests.hostile import checkpoint
-from tests.test_api import IDS
 
 PAGE = Path(__file__).parent.parent / "docs" / "pure.md"
 
@@ -72,4 +71,18 @@ def test_every_public_name_is_documented():
 def test_state_holds_no_python_object():
     state = jspec.init(tiny.engine(3), jspec.Plain(), tiny.params(), ())
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
-    assert np.asarray(state.finish).tolist() == [2, 2, 2] and IDS
+    assert np.asarray(state.finish).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"stop": ("a",)}, "`stop` of the request"),
+        ({"logprobs": 0}, "`logprobs` of the request"),
+        ({"seed": None}, "seed"),
+    ],
+)
+def test_what_a_round_cannot_honour_is_refused(how, told):
+    request = jspec.Request(**{"prompt": (1, 2), "seed": 1} | how)
+    with pytest.raises(jspec.JspecError, match=told):
+        jspec.admission(tiny.engine(3), request, 0)

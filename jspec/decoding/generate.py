@@ -117,18 +117,7 @@ def decode(
     """
     drafter = drafter or Plain()
     check_rule(accept)
-    if drafter.proposals > config.rows - 1:
-        raise JspecError(
-            f"`{drafter.name}` proposes `{drafter.proposals}` tokens, and the engine verifies `{config.rows}` rows.",
-            f"at most {config.rows - 1} proposals: the first row is the last committed token.",
-            f"build the engine with rows={drafter.proposals + 1} or more, or draft fewer tokens.",
-        )
-    if missing := set(drafter.taps) - set(config.taps):
-        raise JspecError(
-            f"`{drafter.name}` reads the target's blocks `{sorted(missing)}`, which the engine does not tap.",
-            f"drafters that read among `{list(config.taps)}`.",
-            "build the engine with the taps of every drafter that it will use.",
-        )
+    check_drafter(config, drafter)
     state = static.init(config, drafter, params, weights)
     queue = iter(enumerate(requests))
     slots: list[_Slot | None] = [None] * config.slots
@@ -171,6 +160,23 @@ def decode(
                 if slot.answer is not None and slot.answer.stop is not None:  # even by the tail
                     finish = states.STOP
                 yield Event("done", slot.index, result=_result(config, drafter, slot, finish), text=tail)
+
+
+def check_drafter(config: EngineConfig, drafter: Drafter) -> None:
+    """Refuses a drafter that the engine cannot serve."""
+    if drafter.proposals > config.rows - 1:
+        raise JspecError(
+            f"`{drafter.name}` proposes `{drafter.proposals}` tokens, and the engine verifies `{config.rows}` rows.",
+            f"at most {config.rows - 1} proposals: the first row is the last committed token.",
+            f"build the engine with rows={drafter.proposals + 1} or more (`--rows` of the command), "
+            "or draft fewer tokens.",
+        )
+    if missing := set(drafter.taps) - set(config.taps):
+        raise JspecError(
+            f"`{drafter.name}` reads the target's blocks `{sorted(missing)}`, which the engine does not tap.",
+            f"drafters that read among `{list(config.taps)}`.",
+            "build the engine with the taps of every drafter that it will use.",
+        )
 
 
 def generate(

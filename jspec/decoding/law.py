@@ -47,15 +47,9 @@ def passing(z: Array, s: Sampling) -> Array:
     light = s.top_p[:, None] * total
 
     # The smallest key above which less than p of the mass lies; that mass only shrinks as the key grows.
-    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = (low & high) + ((low ^ high) >> 1)
-        enough = jnp.sum(jnp.where(key > middle[..., None], mass, 0.0), axis=-1) < light
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
-
-    edge, limits = z.shape[:-1], jnp.iinfo(jnp.int32)
-    low, high = jnp.full(edge, limits.min, jnp.int32), jnp.full(edge, limits.max, jnp.int32)
-    _, nucleus = lax.fori_loop(0, 32, halve, (low, high))
+    _, nucleus = samplings.bisect(
+        lambda middle: ~(jnp.sum(jnp.where(key > middle[..., None], mass, 0.0), axis=-1) < light), z.shape[:-1]
+    )
     off = (s.top_p >= 1)[:, None, None]
     floor = jnp.where(s.min_p > 0, jnp.log(s.min_p), -jnp.inf)[:, None, None]
     return ((z >= kth) & (off | (key >= nucleus[..., None])) & (z >= floor)) | (z >= 0)

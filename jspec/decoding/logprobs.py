@@ -12,18 +12,13 @@ They are programs of their own, run only in rounds in which some slot asks, so t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jspec.decoding import law, processors
-from jspec.decoding.tree import Block
-
-if TYPE_CHECKING:
-    from jspec.decoding.state import DecodeState
+from jspec.decoding import law
+from jspec.decoding.sampling import Sampling
 
 MOST = 20  # rivals that a request may ask for
 KINDS = ("raw", "processed")
@@ -38,16 +33,15 @@ class Scores(flax.struct.PyTreeNode):
     values: Array  # [B, N, R] float32
 
 
-def table(state: DecodeState, block: Block, logits: Array, processed: Array) -> Array:
+def table(settings: Sampling, logits: Array, shaped: Array, processed: Array) -> Array:
     """Log-probabilities of every token behind every row, `[B, N, V]` float32.
 
     Args:
-      state: before the round is committed.
+      settings: of the `B` slots.
       logits: `[B, N, V]` float32, the verify program's.
+      shaped: the same behind the processors (`decoding.round.process`).
       processed: `[B]` bool, which kind each slot gets.
     """
-    shaped = processors.apply(logits, block, state.length, state.end_ids, state.running, state.processors, state.seen)
-    settings = state.sampling
     greedy = (settings.temperature == 0)[:, None, None]
     plain = jnp.where(processed[:, None, None], shaped, logits)
     return jnp.where(

@@ -21,6 +21,8 @@ et al., 2024). The most likely token is always kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.struct
 import jax.numpy as jnp
 import numpy as np
@@ -142,14 +144,24 @@ def kth_largest(z: Array, k: Array) -> Array:
     """
     key = sort_key(z)
     wanted = jnp.where(k > 0, jnp.minimum(k, z.shape[-1]), z.shape[-1])
+    low, _ = bisect(lambda middle: jnp.sum(key >= middle[..., None], axis=-1, dtype=jnp.int32) >= wanted, z.shape[:-1])
+    return lax.bitcast_convert_type(jnp.where(low < 0, low ^ jnp.int32(0x7FFFFFFF), low), jnp.float32)
+
+
+def bisect(holds: Callable[[Array], Array], shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The largest int32 for which `holds`, and the next one, `shape` each, by 32 halvings.
+
+    `holds` takes and returns arrays of `shape`; it must hold for the smallest int32, and not hold again
+    above one for which it does not.
+    """
 
     def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # count(key >= low) >= wanted, count(key >= high) < wanted
+        low, high = bounds
         middle = (low & high) + ((low ^ high) >> 1)
-        enough = jnp.sum(key >= middle[..., None], axis=-1, dtype=jnp.int32) >= wanted
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+        up = holds(middle)
+        return jnp.where(up, middle, low), jnp.where(up, high, middle)
 
-    edge = z.shape[:-1]
     limits = jnp.iinfo(jnp.int32)
-    low, _ = lax.fori_loop(0, 32, halve, (jnp.full(edge, limits.min, jnp.int32), jnp.full(edge, limits.max, jnp.int32)))
-    return lax.bitcast_convert_type(jnp.where(low < 0, low ^ jnp.int32(0x7FFFFFFF), low), jnp.float32)
+    edges = jnp.full(shape, limits.min, jnp.int32), jnp.full(shape, limits.max, jnp.int32)
+    low, high = lax.fori_loop(0, 32, halve, edges)
+    return low, high

@@ -37,6 +37,11 @@ from jspec.target.model import TargetParams
 MODES = ("greedy", "coupled", "sampled")
 
 
+def mode_for(rule: str) -> str:
+    """The mode that a rule of acceptance was made for."""
+    return "sampled" if rule == "rejection" else "coupled"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftModel(Drafter):
     """A draft model; made, with its weights, by `draft_model`."""

@@ -147,16 +147,16 @@ def commit(
     return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
 
 
-@partial(jax.jit, donate_argnums=(0,))
-def process(logits: Array, state: DecodeState, block: Block) -> Array:
+@jax.jit
+def process(state: DecodeState, block: Block, logits: Array) -> Array:
     """Penalties, bias and minimum length: see `decoding.round.process`. Changes nothing where nobody asks."""
     return rounds.process(state, block, logits)
 
 
 @jax.jit
-def log_probs(state: DecodeState, block: Block, logits: Array, processed: Array) -> Array:
+def log_probs(settings: Sampling, logits: Array, shaped: Array, processed: Array) -> Array:
     """Log-probabilities behind every row, before `commit` takes the state: see `decoding.logprobs.table`."""
-    return logprobs.table(state, block, logits, processed)
+    return logprobs.table(settings, logits, shaped, processed)
 
 
 @jax.jit
@@ -190,13 +190,12 @@ def step(
         block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
     state = state.replace(cache=cache)
-    table = None if processed is None else log_probs(state, block, logits, processed)
-    if shaped:
-        logits = process(logits, state, block)
+    given = process(state, block, logits) if shaped else logits
+    table = None if processed is None else log_probs(state.sampling, logits, given, processed)
     if rule == "choice":
-        state, info = commit(drafter, weights, state, block, proposed, logits, features, finite)
+        state, info = commit(drafter, weights, state, block, proposed, given, features, finite)
     else:
-        state, info = commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
+        state, info = commit(drafter, weights, state, block, proposed, given, features, finite, log_q, rule=rule)
     return state, info if table is None else info.replace(scores=score(table, info.tokens))
 
 

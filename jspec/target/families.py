@@ -15,7 +15,7 @@ from jspec.errors import JspecError
 from jspec.target.config import ROPES, MoeConfig, RopeConfig, TargetConfig
 from jspec.target.documents import Document
 
-MOST_LAYERS = 10_000  # a damaged number must not become a plan of a billion layers
+MOST_LAYERS = MOST_EXPERTS = 10_000  # a damaged number must not become a plan of a billion tensors
 
 # Of the keys that change nothing here: training, generation, bookkeeping. The rest is printed.
 HARMLESS = frozenset(
@@ -189,6 +189,8 @@ def _qwen3_moe(doc: Document) -> TargetConfig:
         doc.refuse(f"gives `decoder_sparse_step` as `{step}`", "a whole number of at least 1")
     dense = doc.items("mlp_only_layers", int, [])
     experts = doc.integer("num_experts", doc.integer("num_local_experts", 128))
+    if experts > MOST_EXPERTS:
+        doc.refuse(f"asks for `{experts}` experts", f"at most {MOST_EXPERTS}")
     sparse = tuple(i for i in range(base.layers) if i not in dense and (i + 1) % step == 0) if experts else ()
     moe = None
     if sparse:

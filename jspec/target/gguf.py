@@ -27,16 +27,19 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from jspec.errors import JspecError
+from jspec.target import plan as plans
+from jspec.target import weights
 from jspec.target.checkpoint import Checkpoint
 from jspec.target.config import RopeConfig, TargetConfig
-from jspec.target.model import Layer, TargetParams
+from jspec.target.model import TargetParams
+from jspec.target.plan import Place
 from jspec.target.tokenizer import Tokenizer
 
 TENSOR_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -353,7 +356,6 @@ class Part:
 
 # A parameter's place in `TargetParams`, ("embed",) or (layer number, "qkv"), to the tensors that fill
 # it, from its first row to its last.
-Place = tuple[str] | tuple[int, str]
 Plan = dict[Place, tuple[Part, ...]]
 
 
@@ -449,18 +451,10 @@ def _check_tensors(file: File, parts: Sequence[Part], config: TargetConfig) -> N
     wrong_type = [f"`{t.name}` (`{t.type.name}`)" for t in file.tensors.values() if t.type.name not in TENSOR_TYPES]
     if wrong_type:
         raise _bad_type(path, wrong_type)
-    missing, misshapen = [], []
-    for part in parts:
-        tensor = tensors.pop(part.name, None)
-        if tensor is None:
-            missing.append(f"`{part.name}` {_by(part.shape)}")
-        elif tensor.shape != part.shape:
-            misshapen.append(f"`{part.name}` is {_by(tensor.shape)}, not {_by(part.shape)}")
-    faults = {"missing": missing, "of another shape": misshapen, "not part of the model": [f"`{n}`" for n in tensors]}
+    faults = plans.match(parts, tensors) | {plans.EXTRA: [f"`{name}`" for name in tensors]}
     if any(faults.values()):
-        told = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults.items() if names)
         raise JspecError(
-            f"`{path.name}` does not hold the tensors that its metadata asks for. {told}.",
+            f"`{path.name}` does not hold the tensors that its metadata asks for. {plans.told(faults)}.",
             f"exactly {len(parts)} tensors, each of the shape that the metadata gives.",
             "get the file again, or convert the checkpoint anew.",
         )
@@ -474,25 +468,17 @@ def _check_tensors(file: File, parts: Sequence[Part], config: TargetConfig) -> N
 
 
 def _convert(file: File, plan: Plan, dtype: np.dtype, config: TargetConfig) -> TargetParams:
-    tree: dict[Place, Any] = {}
+    arrays: dict[Place, Any] = {}
     for place, parts in plan.items():
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        array = np.empty(shape, np.float32 if len(shape) == 1 else dtype)
+        array = weights.aligned(shape, weights.FLOAT32 if len(shape) == 1 else dtype)
         row = 0
         for part in parts:
             _fill(array[row : row + part.shape[0]], file, part)
             row += part.shape[0]
-        # Waiting frees the numpy copy before the next parameter is made.
-        tree[place] = jnp.asarray(array).block_until_ready()
-    names = [field.name for field in dataclasses.fields(Layer)]
-    return TargetParams(
-        embed=tree["embed",],
-        layers=tuple(
-            Layer(**{name: tree[i, name] for name in names if (i, name) in tree}) for i in range(config.layers)
-        ),
-        final_norm=tree["final_norm",],
-        head=tree.get(("head",)),
-    )
+        # Waiting lets the NumPy copy go, where there is one, before the next weight is made.
+        arrays[place] = jax.device_put(array).block_until_ready()
+    return plans.assemble(arrays, config)
 
 
 def _fill(out: np.ndarray, file: File, part: Part) -> None:

@@ -23,7 +23,6 @@ from jspec.target.documents import Document
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-MOST_EXPERTS = 10_000  # a damaged number must not become a plan of a billion tensors
 
 
 def load(
@@ -65,8 +64,6 @@ def load(
             f"asks for `{config.layers}` layers, and the files hold `{len(files.tensors)}` tensors",
             "several tensors for each layer",
         )
-    if config.moe is not None and config.moe.experts > MOST_EXPERTS:
-        text.refuse(f"asks for `{config.moe.experts}` experts", f"at most {MOST_EXPERTS}")
     wanted = plan.make(config, family, files.tensors)
     left, copy = plan.check(wanted, files, family, config.tied_head)
     embed = files.tensors[wanted["embed",].parts[0].name]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol
 
 from jspec.errors import JspecError
 from jspec.target import moe
@@ -19,6 +19,7 @@ from jspec.target.model import Layer, TargetParams
 from jspec.target.shards import Shards
 
 FLOATS = ("F32", "BF16", "F16")
+EXTRA = "not part of the model"
 
 # Where the language model's tensors begin and what its head is called: alone, or as part of a larger
 # model in the spelling before and since transformers 4.52, or saved without its head.
@@ -146,16 +147,10 @@ def check(plan: Plan, shards: Shards, family: Family, tied: bool) -> tuple[list[
       JspecError: names every missing, misshapen, extra or unreadable tensor.
     """
     tensors = dict(shards.tensors)
-    missing, misshapen, types = [], [], []
     parts = [part for weight in plan.values() for part in weight.parts]
-    for part in parts:
-        tensor = tensors.pop(part.name, None)
-        if tensor is None:
-            missing.append(f"`{part.name}` {_by(part.shape)}")
-        elif tensor.shape != part.shape:
-            misshapen.append(f"`{part.name}` is {_by(tensor.shape)}, not {_by(part.shape)}")
-        elif tensor.dtype not in FLOATS:
-            types.append(f"`{part.name}` ({tensor.dtype})")
+    found = [tensors[part.name] for part in parts if part.name in tensors]
+    types = [f"`{tensor.name}` ({tensor.dtype})" for tensor in found if tensor.dtype not in FLOATS]
+    faults = match(parts, tensors)
     left, copy, extra = [], None, []
     for name in tensors:
         reason = next((why for pattern, why in family.extras.items() if re.fullmatch(pattern, name)), None)
@@ -167,20 +162,43 @@ def check(plan: Plan, shards: Shards, family: Family, tied: bool) -> tuple[list[
             extra.append(f"`{name}`")
         else:
             left.append(Left(name, reason))
-    faults = {
-        "missing": missing,
-        "of another shape": misshapen,
-        f"of a type other than {', '.join(FLOATS)}": types,
-        "not part of the model": extra,
-    }
+    faults |= {f"of a type other than {', '.join(FLOATS)}": types, EXTRA: extra}
     if any(faults.values()):
-        told = "; ".join(f"{what}: {_list(names)}" for what, names in faults.items() if names)
         raise JspecError(
-            f"the weight files do not hold the tensors that `config.json` asks for. {told}.",
+            f"the weight files do not hold the tensors that `config.json` asks for. {told(faults)}.",
             f"exactly {len(parts)} tensors, each of the shape that the configuration gives.",
             "get configuration and weights from one place, or convert the checkpoint anew.",
         )
     return left, copy
+
+
+class Shaped(Protocol):
+    """A tensor of a file, or a part of the plan for one."""
+
+    @property
+    def name(self) -> str:
+        """As the file calls it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """From the slowest dimension to the fastest."""
+
+
+def match(parts: Iterable[Shaped], tensors: dict[str, Any]) -> dict[str, list[str]]:
+    """Takes out of `tensors`, by name, what `parts` ask for; returns the faults, by kind."""
+    missing, misshapen = [], []
+    for part in parts:
+        tensor: Shaped | None = tensors.pop(part.name, None)
+        if tensor is None:
+            missing.append(f"`{part.name}` {_by(part.shape)}")
+        elif tensor.shape != part.shape:
+            misshapen.append(f"`{part.name}` is {_by(tensor.shape)}, not {_by(part.shape)}")
+    return {"missing": missing, "of another shape": misshapen}
+
+
+def told(faults: Mapping[str, list[str]]) -> str:
+    """Faults in one sentence."""
+    return "; ".join(f"{what}: {_list(names)}" for what, names in faults.items() if names)
 
 
 def assemble(arrays: Mapping[Place, Any], config: TargetConfig) -> TargetParams:

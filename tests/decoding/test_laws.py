@@ -11,19 +11,17 @@ import functools
 from typing import Any
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
 
 from jspec.decoding import accept, noise, sampling
-from jspec.decoding import state as states
 from jspec.drafters.base import Drafter, Plain, Proposal, Rows
-from jspec.engine import static
 from jspec.engine.config import EngineConfig
 from tests import tables
 from tests.reference import LEVEL, chi_square, law
+from tests.texts import count
 
 V, SLOTS, BATCHES = 3, 4096, 49
 ENGINE = EngineConfig(target=tables.config(V), slots=SLOTS, rows=4, max_length=4, chunk=4, key_block=4)
@@ -77,41 +75,9 @@ def drawing(q, *, salt=0, shift=0):
     return Law(log_q=jnp.asarray(np.log(q), jnp.float32), salt=jnp.uint32(salt), shift=jnp.int32(shift))
 
 
-@jax.jit
-def begin(state, first):
-    """All slots at a prompt of the one token 0, each with a seed of its own."""
-    one = jnp.ones((SLOTS,), jnp.int32)
-    low = first + jnp.arange(SLOTS, dtype=jnp.uint32)
-    return state.replace(
-        cache=state.cache.replace(length=one - 1),
-        anchor=one - 1,
-        length=one,
-        limit=one + 3,
-        finish=jnp.full((SLOTS,), states.RUNNING, jnp.int32),
-        sampling=state.sampling.replace(
-            temperature=one.astype(jnp.float32), seed=jnp.stack([low, jnp.full_like(low, 77)], axis=1)
-        ),
-    )
-
-
 def texts(lent, *, config=ENGINE, drafter=DRAFTER, batches=BATCHES):
     """Counts of every text of three tokens `[V, V, V]`, and the share of proposals that were accepted."""
-    state = static.init(config, drafter, TARGET, lent)
-    counts, proposed, accepted = np.zeros((V, V, V), int), 0, 0
-    for batch in range(batches):
-        state = begin(state, np.uint32(batch * SLOTS))
-        text = np.zeros((SLOTS, 3), int)
-        held = np.zeros((SLOTS,), int)
-        while (held < 3).any():
-            state, info = static.step(config, drafter, TARGET, lent, state)
-            info = jax.device_get(info)
-            for row in range(3):
-                fresh = row < info.count
-                text[fresh, held[fresh] + row] = info.tokens[fresh, row]
-            held += info.count
-            proposed, accepted = proposed + info.proposed.sum(), accepted + info.accepted.sum()
-        np.add.at(counts, tuple(text.T), 1)
-    return counts, accepted / max(proposed, 1)
+    return count(config, drafter, TARGET, lent, tokens=3, batches=batches)
 
 
 def joint(table):

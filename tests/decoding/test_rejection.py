@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 
 from jspec.decoding import law, noise, rejection, sampling, tree
-from jspec.decoding import state as states
 from jspec.decoding.generate import decode, generate
 from jspec.decoding.request import Request
 from jspec.drafters.base import Drafter, Plain, Proposal
 from jspec.drafters.doubles import Self
 from jspec.drafters.draft_model import DraftModel
 from jspec.drafters.ngram import NGram
-from jspec.engine import static
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from tests import reference, tables, tiny
 from tests.reference import LEVEL, chi_square
+from tests.texts import count
 
 V, SLOTS, BATCHES = 5, 4096, 12
 ENGINE = EngineConfig(target=tables.config(V), slots=SLOTS, rows=3, max_length=4, chunk=4, key_block=4)
@@ -78,45 +77,10 @@ class Table(Drafter):
         return Proposal(tokens=jnp.stack(tokens, axis=1), count=count, log_q=None if self.kind == "silent" else log_q)
 
 
-@jax.jit
-def begin(state, first, setting):
-    one = jnp.ones((SLOTS,), jnp.int32)
-    low = first + jnp.arange(SLOTS, dtype=jnp.uint32)
-    return state.replace(
-        cache=state.cache.replace(length=one - 1),
-        anchor=one - 1,
-        length=one,
-        limit=one + 2,
-        finish=jnp.full((SLOTS,), states.RUNNING, jnp.int32),
-        sampling=state.sampling.replace(
-            **{k: jnp.full((SLOTS,), v) for k, v in setting.items()},
-            seed=jnp.stack([low, jnp.full_like(low, 77)], axis=1),
-        ),
-        seen=jax.tree.map(jnp.zeros_like, state.seen),
-    )
-
-
 def texts(drafter, table, rule, *, config=ENGINE, batches=BATCHES, **setting):
     """Counts of every text of two tokens `[V, V]`, and the share of proposals that were accepted."""
-    setting = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | setting
-    setting = {k: np.int32(v) if k == "top_k" else np.float32(v) for k, v in setting.items()}
     lent = jnp.log(jnp.asarray(table, jnp.float32)) if table is not None else ()
-    state = static.init(config, drafter, TARGET, lent)
-    counts, proposed, accepted = np.zeros((V, V), int), 0, 0
-    for batch in range(batches):
-        state = begin(state, np.uint32(batch * SLOTS), setting)
-        text, held = np.zeros((SLOTS, 2), int), np.zeros((SLOTS,), int)
-        while (held < 2).any():
-            state, info = static.step(config, drafter, TARGET, lent, state, rule=rule)
-            info = jax.device_get(info)
-            assert not (info.finish >= states.ERROR).any()
-            for row in range(2):
-                fresh = row < info.count
-                text[fresh, held[fresh] + row] = info.tokens[fresh, row]
-            held += info.count
-            proposed, accepted = proposed + info.proposed.sum(), accepted + info.accepted.sum()
-        np.add.at(counts, tuple(text.T), 1)
-    return counts, accepted / max(proposed, 1)
+    return count(config, drafter, TARGET, lent, tokens=2, batches=batches, rule=rule, **setting)
 
 
 def joint(**setting):

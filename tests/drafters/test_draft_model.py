@@ -12,6 +12,7 @@ import pytest
 
 from jspec.decoding.generate import generate
 from jspec.decoding.request import admission
+from jspec.drafters.base import Rows
 from jspec.drafters.draft_model import DraftModel, draft_model
 from jspec.engine import static
 from jspec.errors import JspecError
@@ -48,8 +49,6 @@ def test_the_draft_cache_holds_every_committed_token_but_the_last():
             features, _, cache = static.prefill(
                 config, tiny.params(), state.cache, np.int32(slot), tokens, start, count
             )
-            from jspec.drafters.base import Rows
-
             rows = Rows(
                 slot=jnp.int32(slot), tokens=tokens[None], features=features, start=start[None], count=count[None]
             )

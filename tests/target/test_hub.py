@@ -17,7 +17,7 @@ from jspec.errors import JspecError
 from jspec.target import hub, loading, memory
 from tests.target import folders, test_parity
 
-constants = pytest.importorskip("huggingface_hub.constants")
+constants = pytest.importorskip("huggingface_hub.constants", reason="the hub's client is no requirement of jspec")
 
 REPO = "owner/tiny"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

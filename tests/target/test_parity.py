@@ -220,12 +220,14 @@ def test_a_planted_fault_is_noticed(made, fault):
 
 # --- Live ----------------------------------------------------------------------------------------
 
+PEERS = "compares with torch and transformers, of the extra `reference`; without them the goldens stand in"
+
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", NAMES)
 def test_live_transformers_gives_the_goldens(made, name):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    for peer in ("torch", "transformers"):
+        pytest.importorskip(peer, reason=PEERS)
     now = make_goldens.reference(made(name))
     for key, value in now.items():
         np.testing.assert_allclose(value, GOLDENS[f"{name}/{key}"], rtol=0, atol=2e-5)
@@ -235,8 +237,8 @@ def test_live_transformers_gives_the_goldens(made, name):
 @pytest.mark.parametrize("name", ["llama-biased", "qwen2", "qwen3_moe", "gemma2", "gemma3"])
 def test_live_folders_that_transformers_writes_are_read(made, tmp_path, name):
     """Its own spelling of configuration and names, whatever it is in the version at hand."""
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch", reason=PEERS)
+    transformers = pytest.importorskip("transformers", reason=PEERS)
     transformers.AutoModelForCausalLM.from_pretrained(made(name)).save_pretrained(tmp_path)
     folders.write_tokenizer(tmp_path)
     again, first = load(tmp_path, name), load(made(name), name)

@@ -199,7 +199,7 @@ def _bench(options: argparse.Namespace) -> int:
         extra={
             "card": outcome.card.as_dict(),
             "target": {"name": checkpoint.name, "fingerprint": checkpoint.fingerprint},
-            "settings": vars(settings),
+            "settings": _recorded(settings),
             "rule": "position-keyed",
             "interrupted": outcome.interrupted,
         },
@@ -320,6 +320,11 @@ def _standard_input() -> str:
             "text in the encoding of the terminal.",
             "convert it, for instance with `iconv -t utf-8`.",
         ) from None
+
+
+def _recorded(settings: Any) -> dict[str, Any]:
+    """Settings as the document states them: a switch that nobody set is the template's own choice."""
+    return vars(settings) | {"switches": settings.switches or "template default"}
 
 
 def _switches(options: argparse.Namespace) -> dict[str, Any]:

@@ -373,6 +373,8 @@ def _doctor(options: argparse.Namespace) -> int:
     device = hardware.device()
     print("\n".join(describe.describe(checkpoint)))
     print(f"\nengine  {config.slots} slots, {config.rows} rows, {config.capacity} columns")
+    attention = config.check_runs(checkpoint.params.dtype)
+    print(f"attention {attention.name}" + "".join(f"; not {reason}" for reason in attention.reasons))
     for name, finding in found.findings.items():
         held = {True: "yes", False: "no", None: "?"}[finding.holds]
         print(f"{name:9} {held:4} {finding.reason}")

@@ -99,7 +99,14 @@ def verify(
       `length .. length + N - 1`; `length` itself is unchanged.
     """
     positions = cache.length[:, None] + block.depth
-    columns = attention.columns(jnp.int32(0), cache.length, block.ancestors, cache.capacity, config.key_block)
+    columns = attention.columns(
+        jnp.int32(0),
+        cache.length,
+        block.ancestors,
+        cache.capacity,
+        config.key_block,
+        config.attention(params.dtype).name,
+    )
     hidden, features, finite, cache = model.forward(
         params, config.target, cache, block.tokens, positions, columns, taps=config.taps
     )
@@ -217,7 +224,8 @@ def prefill(
     """
     chunk = tokens.shape[0]
     bits = jnp.asarray(tree.chain_bits(chunk))[None]
-    columns = attention.columns(slot, start[None], bits, cache.capacity, config.key_block)
+    kernel = config.attention(params.dtype).name
+    columns = attention.columns(slot, start[None], bits, cache.capacity, config.key_block, kernel)
     positions = (start + jnp.arange(chunk, dtype=jnp.int32))[None]
     _, features, finite, cache = model.forward(
         params, config.target, cache, tokens[None], positions, columns, taps=config.taps

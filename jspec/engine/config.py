@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
+
+import jax
+import jax.numpy as jnp
 
 from jspec.errors import JspecError
 from jspec.target.config import TargetConfig
+from pallas_kernels.tree_attention import api as kernels
+from pallas_kernels.tree_attention.shapes import Shape
 
 LONGEST_BLOCK = 128
 
@@ -26,6 +33,7 @@ class EngineConfig:
     chunk: int = 64  # C, prompt tokens a prefill call reads
     key_block: int = 64  # columns of one key block
     taps: tuple[int, ...] = ()  # blocks whose residual any drafter reads
+    kernel: str = kernels.AUTO  # what computes attention: see `attention`
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -43,6 +51,12 @@ class EngineConfig:
                     f"choose `{name}` in that range"
                     + (": the target was made for no longer text." if name == "max_length" else "."),
                 )
+        if self.kernel not in kernels.NAMES:
+            raise JspecError(
+                f"`kernel` of the engine is `{self.kernel!r}`.",
+                f"one of {', '.join(f'`{name}`' for name in kernels.NAMES)}.",
+                "choose one of these; `auto` takes the first that runs here and says why.",
+            )
         bad = [t for t in self.taps if not 0 <= t < self.target.layers]
         if bad or list(self.taps) != sorted(set(self.taps)):
             raise JspecError(
@@ -57,3 +71,58 @@ class EngineConfig:
         blocks and whole chunks, since an update that does not fit would be shifted silently."""
         unit = math.lcm(self.key_block, self.chunk)
         return -(-(self.max_length + self.rows - 1) // unit) * unit
+
+    def shape(self, dtype: jnp.dtype) -> Shape:
+        """What the engine asks of attention: the larger of its two programs, verify and prefill."""
+        t = self.target
+        return Shape(
+            slots=self.slots,
+            rows=max(self.rows, self.chunk),
+            heads=t.heads,
+            groups=t.kv_heads,
+            width=t.head_width,
+            capacity=self.capacity,
+            key_block=self.key_block,
+            dtype=str(jnp.dtype(dtype)),
+            window=t.window if t.windowed else None,
+            cap=t.score_cap,
+        )
+
+    def attention(self, dtype: jnp.dtype) -> kernels.Choice:
+        """The implementation of attention in every program of this engine, and why not another.
+
+        `auto` takes the first that runs on the default backend and computes the engine's shape. A
+        name never falls back; it is taken also where it cannot run, so that one can compile for it.
+
+        Raises:
+          JspecError: the kernel named cannot compute the engine's shape.
+        """
+        try:
+            return kernels.choose(self.kernel, self.shape(dtype))
+        except kernels.Unsupported as e:
+            raise JspecError(
+                f"the engine asks for the kernel `{self.kernel}`, which refuses its shape ({e}).",
+                "a shape that the kernel computes; a kernel named outright never falls back.",
+                "change what the reason names, or choose `auto` or `xla`.",
+            ) from None
+
+    def check_runs(self, dtype: jnp.dtype) -> kernels.Choice:
+        """The same choice, refused where its programs cannot run."""
+        choice, here = self.attention(dtype), jax.default_backend()
+        if not kernels.runs_on(choice.name, here):
+            raise JspecError(
+                f"the engine asks for the kernel `{choice.name}`, and JAX runs on `{here}`.",
+                f"`{choice.name}` runs on {' or '.join(kernels.PLATFORMS[choice.name] or ())} only.",
+                "choose `auto` or `xla`, or run where that device is.",
+            )
+        return choice
+
+    def fingerprint(self, dtype: jnp.dtype) -> str:
+        """SHA-256 hex digest of all that decides the engine's bits: fields, kernel in use, dtype, backend, JAX."""
+        facts = dataclasses.asdict(self) | {
+            "kernel": self.attention(dtype).name,
+            "dtype": str(jnp.dtype(dtype)),
+            "backend": jax.default_backend(),
+            "jax": jax.__version__,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

@@ -48,7 +48,12 @@ def _init(config: EngineConfig, drafter: Drafter, weights: Any, dtype: Any) -> D
 
 
 def init(config: EngineConfig, drafter: Drafter, params: TargetParams, weights: Any) -> DecodeState:
-    """A fresh state with empty slots, made in one compiled program."""
+    """A fresh state with empty slots, made in one compiled program.
+
+    Raises:
+      JspecError: the engine's kernel does not run on this backend.
+    """
+    config.check_runs(params.dtype)
     return _init(config, drafter, weights, params.dtype)
 
 

@@ -204,7 +204,9 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
         base = next((r for r in rows if r["dataset"] == row["dataset"] and r["run"] == row["speedup_base"]), None)
         row["predicted_speedup"] = _predicted(row, base)
     shape = {f.name: getattr(engine, f.name) for f in dataclasses.fields(engine) if f.name != "target"}
-    shape |= {"capacity": engine.capacity, "dtype": str(checkpoint.params.dtype), "attention": "xla"}
+    dtype = checkpoint.params.dtype
+    shape |= {"capacity": engine.capacity, "dtype": str(dtype), "attention": engine.attention(dtype).name}
+    shape["fingerprint"] = engine.fingerprint(dtype)
     lines = agreement.lines(checkpoint, engine, racers, done, plan.settings) if done else []
     return Outcome(rows, cost, found, shape, done, lines, interrupted)
 

@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from jspec.target.cache import pack, unpack
 from jspec.target.primitives import capped
+from pallas_kernels.tree_attention import api as kernels
 
 MASKED = -1e30  # finite: a row whose block is fully masked must not produce exp(nan)
 
@@ -33,9 +34,12 @@ class Columns(flax.struct.PyTreeNode):
     used: Array  # [] int32: no row sees a column at or beyond this one
     key_block: int = flax.struct.field(pytree_node=False)  # divides S
     first: Array | None = None  # [] int32: no row sees a column before this one; None is 0
+    # The same facts as a kernel takes them, and the implementation that reads; `xla` is the one below.
+    rows: kernels.Rows | None = None
+    kernel: str = flax.struct.field(pytree_node=False, default="xla")
 
 
-def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_block: int) -> Columns:
+def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_block: int, kernel: str = "xla") -> Columns:
     """Builds `Columns` from packed ancestor bits.
 
     Args:
@@ -44,6 +48,7 @@ def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_bloc
       ancestors: `[R, N, W]` uint32, bit u of row j set iff row j reads row u (`decoding/tree.py`).
       capacity: S.
       key_block: columns per key block; divides S.
+      kernel: the implementation that reads (`pallas_kernels.tree_attention.api`).
     """
     rows = ancestors.shape[1]
     offset = lax.broadcasted_iota(jnp.int32, (1, 1, capacity), 2) - start[:, None, None]  # [R, 1, S]
@@ -52,7 +57,15 @@ def columns(slot: Array, start: Array, ancestors: Array, capacity: int, key_bloc
         bits = jnp.where((offset >> 5) == word, ancestors[:, :, word, None], bits)
     in_block = (bits >> (offset & 31).astype(jnp.uint32)) & jnp.uint32(1)
     visible = (offset < 0) | ((offset < rows) & (in_block == 1))
-    return Columns(slot=slot, start=start, visible=visible, used=jnp.max(start) + rows, key_block=key_block)
+    return Columns(
+        slot=slot,
+        start=start,
+        visible=visible,
+        used=jnp.max(start) + rows,
+        key_block=key_block,
+        rows=kernels.Rows(slot=slot, start=start, ancestors=ancestors),
+        kernel=kernel,
+    )
 
 
 def windowed(columns: Columns, positions: Array, window: int) -> Columns:
@@ -78,7 +91,8 @@ def windowed(columns: Columns, positions: Array, window: int) -> Columns:
     near = at[:, None, :] > positions[:, :, None] - window
     # A token never stands in a column before its position.
     first = jnp.maximum(jnp.min(positions) - (window - 1), 0)
-    return columns.replace(visible=columns.visible & near, first=first)
+    seen = None if columns.rows is None else columns.rows.replace(positions=positions, window=window)
+    return columns.replace(visible=columns.visible & near, first=first, rows=seen)
 
 
 def write(cache: Array, rows: Array, columns: Columns) -> Array:
@@ -112,6 +126,11 @@ def read(
       scale: of the scores, `hd ** -0.5` if left out.
       cap: scores are bent into -cap .. cap.
     """
+    if columns.kernel != "xla" and columns.rows is not None:
+        keys, values = unpack(keys), unpack(values)
+        return kernels.attend(
+            columns.kernel, q, keys, values, columns.rows, key_block=columns.key_block, scale=scale, cap=cap
+        )
     slots, rows, heads, width = q.shape
     groups = keys.shape[1]
     fold = heads // groups * rows

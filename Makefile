@@ -14,7 +14,7 @@ READY := .venv/ready-$(shell { pwd; echo '$(MODEL) $(EXTRAS)'; cat pyproject.tom
 $(shell [ -e $(PY) ] || rm -f .venv/ready-*)
 
 .DEFAULT_GOAL := help
-.PHONY: help bench test lint format clean
+.PHONY: help bench test aot lint format clean
 .SUFFIXES:
 
 help: ## Shows this list
@@ -27,6 +27,17 @@ bench: $(READY) ## Times plain and speculative decoding of SmolLM2-135M and prin
 test: $(READY) ## Runs the tests
 	$(PY) -m pytest $(ARGS)
 
+aot: .venv-aot/ready ## Compiles for TPU and GPU without either (1.2 GB to download, own environment .venv-aot)
+	JAX_PLATFORMS=cpu .venv-aot/bin/python -m pytest tests/aot $(ARGS)
+
+# The CUDA compiler comes as plugins of JAX, which would otherwise pull in CUDA's whole runtime.
+.venv-aot/ready: $(READY) pyproject.toml
+	$(PY) -c 'import sys; print(sys._base_executable)' | xargs -I{} {} -m venv --clear .venv-aot
+	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]'
+	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12
+	@touch $@
+
 lint: $(READY) ## Checks style and types, changes nothing
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -37,7 +48,7 @@ format: $(READY) ## Rewrites the code in the style that lint checks
 	$(PY) -m ruff format
 
 clean: ## Removes .venv and what tools left behind (not ~/.cache/jspec)
-	rm -rf .venv build dist .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-aot build dist .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first interpreter that is new enough and can make a virtual environment.

@@ -161,7 +161,7 @@ def run_kernels(options) -> list[dict]:
     for name in options.chips:
         chip = Chip(name)
         kernel = "gpu" if chip.gpu else "tpu"
-        for shape in shapes.REAL:
+        for shape in map(shapes.for_gpu, shapes.REAL) if chip.gpu else shapes.REAL:
             row = {"chip": name, "kernel": kernel, "shape": shape.name()}
             why = api._module(kernel).refuses(shape)
             if why is not None:

@@ -24,8 +24,8 @@ from pallas_kernels.tree_attention.shapes import Shape
 
 AUTO = "auto"
 # Where each one runs, in the order in which `auto` tries them; `reference` is only taken when asked for.
-PLATFORMS = {"tpu": ("tpu",), "xla": None, "reference": None}
-ORDER = ("tpu", "xla")
+PLATFORMS = {"tpu": ("tpu",), "gpu": ("gpu", "cuda"), "xla": None, "reference": None}
+ORDER = ("tpu", "gpu", "xla")
 NAMES = (AUTO, *PLATFORMS)
 
 

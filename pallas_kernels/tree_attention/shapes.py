@@ -55,6 +55,11 @@ def round_up(x: int, unit: int) -> int:
     return math.ceil(x / unit) * unit
 
 
+def for_gpu(shape: Shape) -> Shape:
+    """The same shape in key blocks that fit a GPU's shared memory."""
+    return dataclasses.replace(shape, key_block=64 if shape.width > 128 else min(shape.key_block, 128))
+
+
 # Small ones, for interpreters: every head width, groups of 1 to 8, one to four words of ancestors.
 SMALL = (
     Shape(slots=2, rows=8, heads=4, groups=2, width=64, capacity=256, key_block=64, dtype="float32"),

@@ -85,8 +85,13 @@ def configure_cache(path: str | os.PathLike[str] | None = None) -> CacheReport:
     return CacheReport(chosen, entries, reason)
 
 
+def folder() -> Path:
+    """Where jspec keeps what it can make again: `~/.cache/jspec`. It may not exist, nor be allowed to."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jspec")
+
+
 def _default() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jspec", "xla")
+    return folder() / "xla"
 
 
 def _prepare(folder: Path) -> int:

@@ -141,10 +141,12 @@ def commit(
     order = jnp.arange(rows, dtype=jnp.int32)[None]
     position = state.length[:, None] + block.depth
     lawful = jnp.ones_like(state.running)
+    # A slot that is done would make the others pay for its sampling.
+    settings = state.sampling.replace(temperature=jnp.where(state.running, state.sampling.temperature, 0.0))
     if rule == "rejection":
-        choice, lawful = rejection.choose(logits, log_q, block, position, state.sampling)
+        choice, lawful = rejection.choose(logits, log_q, block, position, settings)
     else:
-        choice = sampling.choose(logits, position, state.sampling)
+        choice = sampling.choose(logits, position, settings)
     whole = accept.committed(block, accept.accept(block, choice))  # rows that commit, [B]
 
     # What ends the request first: a row that is not a number, an end token, or the limit.

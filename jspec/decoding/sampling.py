@@ -30,6 +30,8 @@ from jax import Array, lax
 
 from jspec.decoding import noise
 
+GROUP = 64  # ids searched together by `first_largest`
+
 
 class Sampling(flax.struct.PyTreeNode):
     """Sampling settings of `B` slots."""
@@ -78,8 +80,18 @@ def choose(logits: Array, position: Array, sampling: Sampling) -> Array:
 
 
 def first_largest(x: Array) -> Array:
-    """Index of the largest value over the last axis, the lowest where several are equal; int32."""
-    return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    """Index of the largest value over the last axis, the lowest where several are equal; int32.
+
+    A vocabulary is searched in two steps, since a backend that is fast at maxima need not be at their
+    places: the first of its groups that holds the maximum, then the first place in that group.
+    """
+    size = x.shape[-1]
+    if size < 64 * GROUP or size % GROUP:
+        return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    grouped = x.reshape(*x.shape[:-1], size // GROUP, GROUP)
+    group = jnp.argmax(jnp.max(grouped, axis=-1), axis=-1).astype(jnp.int32)
+    inside = jnp.take_along_axis(grouped, group[..., None, None], axis=-2)[..., 0, :]
+    return group * GROUP + jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
 def _sample(logits: Array, position: Array, s: Sampling) -> Array:
@@ -109,24 +121,32 @@ def _sample(logits: Array, position: Array, s: Sampling) -> Array:
     )
     total = jnp.sum(jnp.where(z >= kth[..., None], mass, 0.0), axis=-1)
 
+    counted = jnp.any(s.top_k > 0)
+
     def passes(value: Array) -> Array:
         above = z > value[..., None]
-        few = (top_k == 0) | (jnp.sum(above, axis=-1, dtype=jnp.int32) < top_k)
+        larger = lax.cond(
+            counted,
+            lambda: jnp.sum(z > value[..., None], axis=-1, dtype=jnp.int32),
+            lambda: jnp.zeros_like(value, jnp.int32),
+        )
+        few = (top_k == 0) | (larger < top_k)
         light = (top_p >= 1) | (jnp.sum(jnp.where(above, mass, 0.0), axis=-1) < top_p * total)
         # A row that is not a number compares false everywhere; it must not loop for ever.
         return (few & light & (value >= floor)) | (value >= top) | ~jnp.isfinite(top)
 
-    def pick(bound: Array) -> tuple[Array, Array]:
-        choice = first_largest(jnp.where(z > bound[..., None], scores, -jnp.inf))
+    def pick(scores: Array) -> tuple[Array, Array]:
+        choice = first_largest(scores)
         return choice, jnp.take_along_axis(z, choice[..., None], axis=-1)[..., 0]
 
     def again(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         choice, value, done = carry
-        new_choice, new_value = pick(jnp.where(done, -jnp.inf, value))
+        bound = jnp.where(done, -jnp.inf, value)[..., None]
+        new_choice, new_value = pick(jnp.where(z > bound, scores, -jnp.inf))
         choice, value = jnp.where(done, choice, new_choice), jnp.where(done, value, new_value)
         return choice, value, done | passes(value)
 
-    choice, value = pick(jnp.full_like(top, -jnp.inf))
+    choice, value = pick(scores)
     choice, _, _ = lax.while_loop(lambda carry: ~jnp.all(carry[2]), again, (choice, value, passes(value)))
     return choice
 

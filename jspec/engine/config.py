@@ -31,7 +31,7 @@ class EngineConfig:
     rows: int = 8  # N, rows of a block: the last committed token and up to N - 1 proposals
     max_length: int = 1024  # prompt and output together, in tokens
     chunk: int = 64  # C, prompt tokens a prefill call reads
-    key_block: int = 64  # columns of one key block
+    key_block: int = 128  # columns of one key block
     taps: tuple[int, ...] = ()  # blocks whose residual any drafter reads
     kernel: str = kernels.AUTO  # what computes attention: see `attention`
 

@@ -145,9 +145,9 @@ def read(
             columns.kernel, q, keys, values, columns.rows, key_block=columns.key_block, scale=scale, cap=cap
         )
     slots, rows, heads, width = q.shape
-    groups = keys.shape[1]
+    groups, held = keys.shape[1], keys.shape[3]  # `held`: hd, or words
     fold = heads // groups * rows
-    dtype = jnp.bfloat16 if keys.dtype == jnp.uint16 else keys.dtype
+    dtype = jnp.bfloat16 if keys.dtype == jnp.uint32 else keys.dtype
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
     # Query heads of one key/value head become rows: [R, G, (H/G) N, hd].
     q = (q * jnp.float32(width**-0.5 if scale is None else scale)).reshape(slots, rows, groups, heads // groups, width)
@@ -159,8 +159,8 @@ def read(
     def step(i: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
         corner = (columns.slot, zero, i * block, zero)
-        k = unpack(lax.dynamic_slice(keys, corner, (slots, groups, block, width)))
-        v = unpack(lax.dynamic_slice(values, corner, (slots, groups, block, width)))
+        k = unpack(lax.dynamic_slice(keys, corner, (slots, groups, block, held)))
+        v = unpack(lax.dynamic_slice(values, corner, (slots, groups, block, held)))
         seen = lax.dynamic_slice(columns.visible, (zero, zero, i * block), (slots, rows, block))
         seen = jnp.tile(seen[:, None], (1, 1, heads // groups, 1))  # [R, 1, fold, block]
         scores = lax.dot_general(q, k, batched, precision=precision, preferred_element_type=jnp.float32)

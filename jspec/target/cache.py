@@ -4,9 +4,10 @@ A tuple over layers rather than one stacked array, so that each layer's update i
 cache is donated. Columns are absolute positions: column c of a slot belongs to the token at
 position c, in every program, always.
 
-On CPU a bfloat16 cache is held as its raw bits (uint16). XLA's CPU backend widens a bfloat16
-operand of an update to float32 and back, the whole array of it: at 8 slots of 512 columns that
-turned a write of 0.5 ms into one of 155 ms.
+On CPU a bfloat16 cache is held as raw bits, two numbers to a word (uint32). XLA's CPU backend widens
+a bfloat16 operand of an update to float32 and back, the whole array of it: at 8 slots of 512 columns
+that turned a write of 0.5 ms into one of 155 ms. And its loops copy element by element: words halve
+what reading a key block costs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from jspec.target.config import TargetConfig
 class KVCache(flax.struct.PyTreeNode):
     """Keys and values of `B` slots with capacity for `S` columns."""
 
-    keys: tuple[Array, ...]  # per layer [B, G, S, hd]
-    values: tuple[Array, ...]  # per layer [B, G, S, hd]
+    keys: tuple[Array, ...]  # per layer [B, G, S, hd], or hd / 2 words
+    values: tuple[Array, ...]  # per layer [B, G, S, hd], or hd / 2 words
     length: Array  # [B] int32: columns 0 .. length-1 are committed
 
     @property
@@ -38,26 +39,29 @@ class KVCache(flax.struct.PyTreeNode):
 def storage_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """The dtype that a cache of `dtype` is held in on the default backend."""
     if dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
-        return jnp.dtype(jnp.uint16)
+        return jnp.dtype(jnp.uint32)
     return jnp.dtype(dtype)
 
 
 def pack(x: Array, storage: jnp.dtype) -> Array:
-    """Float32 `x` rounded to what a cache held in `storage` keeps."""
-    if storage == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    """Float32 `x [..., hd]` rounded to what a cache held in `storage` keeps, `[..., hd]` or `[..., hd / 2]`."""
+    if storage == jnp.uint32:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16).reshape(*x.shape[:-1], -1, 2), jnp.uint32)
     return x.astype(storage)
 
 
 def unpack(x: Array) -> Array:
-    """Columns of a cache as numbers, the inverse of `pack`."""
-    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x
+    """Columns of a cache as numbers `[..., hd]`, the inverse of `pack`."""
+    if x.dtype == jnp.uint32:
+        return lax.bitcast_convert_type(x, jnp.bfloat16).reshape(*x.shape[:-1], -1)
+    return x
 
 
 def init(config: TargetConfig, slots: int, capacity: int, dtype: jnp.dtype) -> KVCache:
     """An empty cache; all columns are zero."""
     held = storage_dtype(dtype)
-    shape = (slots, config.kv_heads, capacity, config.head_width)
+    width = config.head_width // 2 if held == jnp.uint32 else config.head_width
+    shape = (slots, config.kv_heads, capacity, width)
     return KVCache(
         keys=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),
         values=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jspec.target import cache, rope
+from jspec.target import cache, products, rope
 from jspec.target.checkpoint import Checkpoint
 from jspec.target.config import RopeConfig, TargetConfig
 
@@ -25,6 +25,7 @@ def describe(checkpoint: Checkpoint) -> list[str]:
         f"longest text   {c.max_positions:,} tokens, "
         f"{cache.bytes_per_token(c, params.dtype):,} bytes of keys and values for each",
         f"number type    {checkpoint.dtype_rule}; norms, biases and routers float32",
+        f"products       {params.products or products.default(params.dtype)}",
         *_attention(c),
         *_feed_forward(c),
         f"head           {'the embedding (tied)' if c.tied_head else 'its own matrix'}"

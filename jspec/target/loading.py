@@ -6,8 +6,9 @@ import dataclasses
 import os
 import pathlib
 
+from jspec import startup
 from jspec.errors import JspecError
-from jspec.target import dtypes, gguf, hf, hub, known
+from jspec.target import dtypes, gguf, hf, hub, known, products
 from jspec.target.checkpoint import Checkpoint
 
 EMBEDDED = "smollm2-135m"
@@ -34,6 +35,17 @@ def load(
     Raises:
       JspecError: nothing of that name, or a checkpoint that is damaged, not supported or too large.
     """
+    made = _read(source, dtype=dtype, context=context, revision=revision)
+    layers = made.params.layers
+    # The largest products, or where all blocks are mixtures the largest besides theirs.
+    weights = [w for layer in layers if (w := layer.gate_up) is not None] or [layer.qkv for layer in layers]
+    form = products.choose(weights, startup.folder() / "products.json", products.machine())
+    return dataclasses.replace(made, params=made.params.replace(products=form))
+
+
+def _read(
+    source: str | os.PathLike[str] | None, *, dtype: str | None, context: int | None, revision: str | None
+) -> Checkpoint:
     wish = dtypes.asked(dtype)
     name = EMBEDDED if source is None else os.fspath(source)
     path = pathlib.Path(name)

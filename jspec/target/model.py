@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jspec.target import attention, moe, rope
+from jspec.target import attention, moe, products, rope
 from jspec.target.cache import KVCache
 from jspec.target.config import MoeConfig, TargetConfig
 from jspec.target.primitives import add_bias, capped, gated
@@ -59,6 +59,8 @@ class TargetParams(flax.struct.PyTreeNode):
     head: Array | None  # [V, D], None when tied: the embedding is the head
     # `TargetConfig.logit_cap`, here as well so that whoever is lent the head takes the cap along.
     logit_cap: float | None = flax.struct.field(pytree_node=False, default=None)
+    # How products are laid out; None is `products.default`.
+    products: products.Products | None = flax.struct.field(pytree_node=False, default=None)
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -143,8 +145,11 @@ def forward(
       the order given; `finite [R, N]` bool, False where a key or value of the row was not a number
       (it was written as 0); the cache, whose `length` is unchanged.
     """
-    c = config
-    turns = {r: rope.angles(r, c.head_width, positions) for r in {c.rope_of(i): None for i in range(c.layers)}}
+    c, form = config, params.products
+    kinds = list({c.rope_of(i): None for i in range(c.layers)})
+    turns = dict(
+        zip(kinds, rope.once(lambda: [rope.angles(r, c.head_width, positions) for r in kinds], positions), strict=True)
+    )
     near = attention.windowed(columns, positions, c.window) if c.windowed else columns
     x = embed(params, c, tokens)
     finite = jnp.ones(tokens.shape, bool)
@@ -152,7 +157,7 @@ def forward(
     keys, values = list(cache.keys), list(cache.values)
     for i, layer in enumerate(params.layers):
         h = rms_norm(x, layer.attn_norm, c.norm_eps)
-        q, k, v = split_heads(add_bias(linear(h, layer.qkv), layer.qkv_bias), c)
+        q, k, v = split_heads(add_bias(linear(h, layer.qkv, form), layer.qkv_bias), c)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, c.norm_eps), rms_norm(k, layer.k_norm, c.norm_eps)
         q, k = (rope.rotate(y, *turns[c.rope_of(i)]) for y in (q, k))
@@ -165,9 +170,9 @@ def forward(
         values[i] = attention.write(values[i], v, columns)
         seen = near if i in c.windowed else columns
         attended = attention.read(q, keys[i], values[i], seen, scale=c.query_scale, cap=c.score_cap)
-        x = x + _normed(add_bias(linear(attended, layer.out), layer.out_bias), layer.attn_out_norm, c)
+        x = x + _normed(add_bias(linear(attended, layer.out, form), layer.out_bias), layer.attn_out_norm, c)
         h = rms_norm(x, layer.ff_norm, c.norm_eps)
-        x = x + _normed(_feed_forward(h, layer, c), layer.ff_out_norm, c)
+        x = x + _normed(_feed_forward(h, layer, c, form), layer.ff_out_norm, c)
         if i in taps:
             tapped.append(x)
     features = jnp.concatenate(tapped, axis=-1) if tapped else jnp.zeros((*tokens.shape, 0), jnp.float32)
@@ -177,7 +182,8 @@ def forward(
 
 def logits(params: TargetParams, hidden: Array) -> Array:
     """`hidden [..., D]` to logits `[..., V]`, float32 straight from the accumulator (known-failures DT-7)."""
-    return capped(linear(hidden, params.embed if params.head is None else params.head), params.logit_cap)
+    head = params.embed if params.head is None else params.head
+    return capped(linear(hidden, head, params.products), params.logit_cap)
 
 
 def embed(params: TargetParams, config: TargetConfig, tokens: Array) -> Array:
@@ -197,13 +203,13 @@ def split_heads(qkv: Array, config: TargetConfig) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
-def _feed_forward(h: Array, layer: Layer, c: TargetConfig) -> Array:
+def _feed_forward(h: Array, layer: Layer, c: TargetConfig, form: products.Products | None) -> Array:
     if layer.experts is not None:
         assert c.moe is not None
-        return moe.mix(h, layer.experts, c.moe, c.activation)
+        return moe.mix(h, layer.experts, c.moe, c.activation, form)
     assert layer.gate_up is not None and layer.down is not None
-    inner = gated(add_bias(linear(h, layer.gate_up), layer.gate_up_bias), c.activation)
-    return add_bias(linear(inner, layer.down), layer.down_bias)
+    inner = gated(add_bias(linear(h, layer.gate_up, form), layer.gate_up_bias), c.activation)
+    return add_bias(linear(inner, layer.down, form), layer.down_bias)
 
 
 def _normed(x: Array, weight: Array | None, c: TargetConfig) -> Array:

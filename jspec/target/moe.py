@@ -19,6 +19,7 @@ from jax import Array, lax
 
 from jspec.target.config import MoeConfig
 from jspec.target.primitives import gated, linear
+from jspec.target.products import Products
 
 
 class Experts(flax.struct.PyTreeNode):
@@ -43,7 +44,7 @@ def shares(x: Array, router: Array, moe: MoeConfig) -> Array:
     return jnp.sum(jnp.where(index[..., None] == numbers, top[..., None], 0.0), axis=1)
 
 
-def mix(x: Array, experts: Experts, moe: MoeConfig, activation: str) -> Array:
+def mix(x: Array, experts: Experts, moe: MoeConfig, activation: str, form: Products | None = None) -> Array:
     """Runs `x [..., D]` float32 through the mixture; returns `[..., D]` float32."""
     rows = x.reshape(-1, x.shape[-1])
     share = shares(rows, experts.router, moe)
@@ -54,7 +55,7 @@ def mix(x: Array, experts: Experts, moe: MoeConfig, activation: str) -> Array:
         def run() -> Array:
             gate_up = lax.dynamic_index_in_dim(experts.gate_up, expert, keepdims=False)
             down = lax.dynamic_index_in_dim(experts.down, expert, keepdims=False)
-            out = linear(gated(linear(rows, gate_up), activation), down)
+            out = linear(gated(linear(rows, gate_up, form), activation), down, form)
             return jnp.where(mine > 0, total + mine * out, total)
 
         return lax.cond(jnp.any(mine > 0), run, lambda: total)

@@ -6,25 +6,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-# XLA's CPU backend runs a bfloat16 product of one row 10 times slower than one of two or more rows.
-MIN_ROWS = 4
+from jspec.target import products
+from jspec.target.products import Products
 
 
-def linear(x: Array, weight: Array) -> Array:
-    """`x [..., in]` times `weight [out, in]`, accumulated and returned in float32 `[..., out]`."""
+def linear(x: Array, weight: Array, form: Products | None = None) -> Array:
+    """`x [..., in]` times `weight [out, in]`, accumulated and returned in float32 `[..., out]`.
+
+    Args:
+      form: how it is laid out; `products.default` if left out.
+    """
     rows = x.reshape(-1, x.shape[-1]).astype(weight.dtype)
-    count = rows.shape[0]
-    if count < MIN_ROWS and weight.dtype == jnp.bfloat16:
-        rows = jnp.pad(rows, ((0, MIN_ROWS - count), (0, 0)))
-    y = lax.dot_general(
-        rows,
-        weight,
-        (((1,), (1,)), ((), ())),
-        # Without HIGHEST a float32 product runs in bfloat16 or TF32 passes on TPU and GPU.
-        precision=lax.Precision.HIGHEST if weight.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )
-    return y[:count].reshape(*x.shape[:-1], weight.shape[0])
+    y = products.multiply(rows, weight, products.default(weight.dtype) if form is None else form)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def add_bias(x: Array, bias: Array | None) -> Array:

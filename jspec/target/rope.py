@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jspec.target.config import RopeConfig
+
+Tree = TypeVar("Tree")
 
 
 def frequencies(rope: RopeConfig, head_width: int) -> np.ndarray:
@@ -63,6 +68,17 @@ def angles(rope: RopeConfig, head_width: int, positions: Array) -> tuple[Array, 
     if rope.scale != 1.0:
         cos, sin = cos * jnp.float32(rope.scale), sin * jnp.float32(rope.scale)
     return cos, sin
+
+
+def once(make: Callable[[], Tree], positions: Array) -> Tree:
+    """`make()`, computed where it stands.
+
+    XLA's CPU backend would otherwise compute sine and cosine again for every head of every layer,
+    inside the loops that use them. A branch on a value that the compiler does not know keeps it out.
+    """
+    shapes = jax.eval_shape(make)
+    empty = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+    return lax.cond(jnp.max(positions) >= 0, make, empty)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

@@ -312,3 +312,17 @@ def test_the_choice_is_the_argmax_of_scores_plus_noise():
     g = noise.gumbel(jnp.asarray(s.seed), jnp.asarray(s.choice_index), jnp.asarray(positions), 40)
     z = (logits - logits.max(axis=-1, keepdims=True)) / np.float32(0.7)
     np.testing.assert_array_equal(pick(logits, positions, s), np.argmax(z + g, axis=-1))
+
+
+def test_the_first_of_the_largest_is_found_in_groups_too():
+    """A vocabulary large enough for groups; ties within a group, between groups, and none at all."""
+    size = sampling.GROUP * 80
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 6, (7, 3, size)).astype(np.float32)  # maxima by the hundred
+    x[0, 0] = -np.inf
+    x[0, 1] = rng.permutation(size)
+    x[0, 2, -1] = 9
+    x[1, 0, sampling.GROUP * 3 - 1 : sampling.GROUP * 3 + 1] = 9  # the last of a group, the first of the next
+    np.testing.assert_array_equal(jax.jit(sampling.first_largest)(jnp.asarray(x)), x.argmax(-1))
+    for odd in (size - 1, 63, sampling.GROUP * 63):  # no whole groups, or too few
+        np.testing.assert_array_equal(sampling.first_largest(jnp.asarray(x[..., :odd])), x[..., :odd].argmax(-1))

@@ -137,7 +137,7 @@ def test_columns_behind_the_block_never_matter(dtype, huge):
     start, bits = np.array([0, 13, 40], np.int32), chain_bits(3, 8)
     clean, *_ = attend(q, k, v, keys, values, start, bits)
     behind = (np.arange(S) >= start[:, None])[:, None, :, None]  # the block's own columns are overwritten
-    poison = pack(jnp.full(keys.shape, huge, jnp.float32), keys.dtype)
+    poison = pack(jnp.full(unpack(keys).shape, huge, jnp.float32), keys.dtype)
     keys, values = (jnp.where(behind, poison, x) for x in (keys, values))
     poisoned, *_ = attend(q, k, v, keys, values, start, bits)
     np.testing.assert_array_equal(bits_of(poisoned), bits_of(clean))

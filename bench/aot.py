@@ -17,7 +17,9 @@ import dataclasses
 import functools
 import json
 import os
+import sys
 import time
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -37,9 +39,11 @@ from jspec.decoding import state as states
 from jspec.drafters.ngram import NGram
 from jspec.engine.config import EngineConfig
 from jspec.target import model
-from jspec.target.config import TargetConfig
 from pallas_kernels import checks
 from pallas_kernels.tree_attention import api, shapes
+
+sys.path.insert(0, str(Path(__file__).parent))
+from h200 import QWEN3_4B
 
 # Topology, bytes of HBM a second (the makers' data sheets).
 CHIPS = {
@@ -60,19 +64,6 @@ gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memo
 platform_name: "CUDA" dnn_version_info { major: 9 } runtime_version { major: 12 minor: 8 }
 device_description_str: "NVIDIA H200"
 """
-QWEN3_4B = TargetConfig(
-    family="qwen3",
-    vocab_size=151_936,
-    width=2560,
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_width=128,
-    ff_width=9728,
-    max_positions=32_768,
-    norm_eps=1e-6,
-    qk_norm=True,
-)
 
 
 class Chip:
@@ -163,7 +154,7 @@ def run_kernels(options) -> list[dict]:
         kernel = "gpu" if chip.gpu else "tpu"
         for shape in map(shapes.for_gpu, shapes.REAL) if chip.gpu else shapes.REAL:
             row = {"chip": name, "kernel": kernel, "shape": shape.name()}
-            why = api._module(kernel).refuses(shape)
+            why = api.module(kernel).refuses(shape)
             if why is not None:
                 found.append(row | {"refused": why})
                 continue

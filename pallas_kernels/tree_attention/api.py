@@ -69,13 +69,13 @@ def choose(asked: str, shape: Shape, platform: str | None = None) -> Choice:
     """
     platform = platform or jax.default_backend()
     if asked != AUTO:
-        why = _module(asked).refuses(shape)
+        why = module(asked).refuses(shape)
         if why is not None:
             raise Unsupported(f"{asked}: {why}")
         return Choice(asked)
     reasons: list[str] = []
     for name in ORDER:
-        why = f"runs on no {platform}" if not runs_on(name, platform) else _module(name).refuses(shape)
+        why = f"runs on no {platform}" if not runs_on(name, platform) else module(name).refuses(shape)
         if why is None:
             return Choice(name, tuple(reasons))
         reasons.append(f"{name}: {why}")
@@ -110,8 +110,9 @@ def attend(
       `[R, N, H * hd]` float32.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _module(name).attend(q, keys, values, rows, key_block=key_block, scale=scale, cap=cap, **options)
+    return module(name).attend(q, keys, values, rows, key_block=key_block, scale=scale, cap=cap, **options)
 
 
-def _module(name: str) -> Any:
+def module(name: str) -> Any:
+    """The implementation of a name."""
     return importlib.import_module(f"pallas_kernels.tree_attention.{name}")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from typing import Any
+
+import jax
 
 MIB = 1 << 20
 _SIZES = {"f64": 8, "s64": 8, "u64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2}
@@ -38,11 +41,17 @@ def inexact_dots(stablehlo: str) -> list[str]:
     ]
 
 
-def large_copies(hlo: str, most: int = MIB) -> list[str]:
-    """Copies and transposes of more than `most` bytes: of weights or of the cache, every round."""
+def large_copies(hlo: str, of: Collection[int] = (), most: int = MIB) -> list[str]:
+    """Copies and transposes of more than `most` bytes: of weights or of the cache, every round.
+
+    Args:
+      of: numbers of elements, those of the arrays that must not be copied; empty for any array.
+    """
     copies = ("copy", "transpose", "copy-start")
     return [
-        f"{size / MIB:.1f} MiB: {line[:160]}" for _, op, _, size, line in _made(hlo) if op in copies and size > most
+        f"{size / MIB:.1f} MiB: {line[:160]}"
+        for _, op, sizes, size, line in _made(hlo)
+        if op in copies and size > most and (not of or math.prod(sizes) in of)
     ]
 
 
@@ -70,11 +79,12 @@ def missing_donation(compiled: Any, cache_bytes: int) -> list[str]:
 def check(
     lowered: Any, compiled: Any, *, cache_bytes: int, layer_elements: int, vocabulary: int
 ) -> dict[str, list[str]]:
-    """All of them on one program."""
+    """All of them on one program; copies are those of arguments, weights and cache among them."""
     hlo = compiled.as_text()
+    arguments = {math.prod(x.shape) for x in jax.tree.leaves(compiled.in_avals)}
     return {
         "inexact_dots": inexact_dots(lowered.as_text()),
-        "large_copies": large_copies(hlo),
+        "large_copies": large_copies(hlo, arguments),
         "scatters": scatters(hlo, layer_elements),
         "sorts": sorts(hlo, vocabulary),
         "missing_donation": missing_donation(compiled, cache_bytes),

@@ -26,7 +26,7 @@ def test_every_shape_compiles(chip):
 
 
 def test_a_step_too_large_is_refused_by_us_and_by_the_compiler():
-    shape = shapes.Shape(rows=128, heads=64, groups=1, width=256, capacity=8192, key_block=4096)
+    shape = shapes.Shape(rows=8, heads=8, groups=1, width=256, capacity=32768, key_block=32768)
     assert "MiB" in aot.api.module("tpu").refuses(shape)
     with pytest.raises(Exception, match=r"(?i)vmem"):
         aot.compile_kernel(aot.Chip("v5e"), "tpu", shape)

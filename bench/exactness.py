@@ -36,7 +36,7 @@ from jspec.drafters.ngram import NGram
 from jspec.engine import static
 from jspec.engine.config import EngineConfig
 from jspec.startup import configure_cache
-from jspec.target import attention, gguf
+from jspec.target import attention, loading
 from jspec.target.cache import unpack
 from jspec.target.checkpoint import Checkpoint
 
@@ -247,7 +247,7 @@ def main() -> None:
     configure_cache()
     rows: list[dict[str, Any]] = []
     for dtype in args.dtypes:
-        checkpoint = gguf.load(gguf.find_embedded(), dtype=dtype)
+        checkpoint = loading.load(dtype=dtype)
         prompts = read_prompts(args.data, args.prompts, checkpoint)
         if args.controls:
             rows += controls(checkpoint, prompts, args.tokens)

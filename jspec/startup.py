@@ -86,8 +86,8 @@ def configure_cache(path: str | os.PathLike[str] | None = None) -> CacheReport:
 
 
 def folder() -> Path:
-    """Where jspec keeps what it can make again: `~/.cache/jspec`. It may not exist, nor be allowed to."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "jspec")
+    """Where jspec keeps what it can make again, `~` not yet expanded. It may not exist, nor be allowed to."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jspec")
 
 
 def _default() -> Path:

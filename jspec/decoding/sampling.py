@@ -82,16 +82,21 @@ def choose(logits: Array, position: Array, sampling: Sampling) -> Array:
 def first_largest(x: Array) -> Array:
     """Index of the largest value over the last axis, the lowest where several are equal; int32.
 
-    A vocabulary is searched in two steps, since a backend that is fast at maxima need not be at their
-    places: the first of its groups that holds the maximum, then the first place in that group.
+    A vocabulary is searched in two steps on CPU, which is fast at maxima and slow at their places: the
+    first of its groups that holds the maximum, then the first place in that group.
     """
     size = x.shape[-1]
     if size < 64 * GROUP or size % GROUP:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    grouped = x.reshape(*x.shape[:-1], size // GROUP, GROUP)
-    group = jnp.argmax(jnp.max(grouped, axis=-1), axis=-1).astype(jnp.int32)
-    inside = jnp.take_along_axis(grouped, group[..., None, None], axis=-2)[..., 0, :]
-    return group * GROUP + jnp.argmax(inside, axis=-1).astype(jnp.int32)
+
+    def in_groups(x: Array) -> Array:
+        grouped = x.reshape(*x.shape[:-1], size // GROUP, GROUP)
+        group = jnp.argmax(jnp.max(grouped, axis=-1), axis=-1).astype(jnp.int32)
+        inside = jnp.take_along_axis(grouped, group[..., None, None], axis=-2)[..., 0, :]
+        return group * GROUP + jnp.argmax(inside, axis=-1).astype(jnp.int32)
+
+    # Other backends lay the groups out anew, which costs more than it saves.
+    return lax.platform_dependent(x, cpu=in_groups, default=lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32))
 
 
 def _sample(logits: Array, position: Array, s: Sampling) -> Array:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jspec.errors import JspecError
+from jspec.target import products
 from jspec.target.config import TargetConfig
+from jspec.target.products import Products
 from pallas_kernels.tree_attention import api as kernels
 from pallas_kernels.tree_attention.shapes import Shape
 
@@ -117,11 +119,17 @@ class EngineConfig:
             )
         return choice
 
-    def fingerprint(self, dtype: jnp.dtype) -> str:
-        """SHA-256 hex digest of all that decides the engine's bits: fields, kernel in use, dtype, backend, JAX."""
+    def fingerprint(self, dtype: jnp.dtype, form: Products | None = None) -> str:
+        """SHA-256 hex digest of all that decides the engine's bits.
+
+        That is its fields, the kernel in use, the weights' dtype and how their products are laid out
+        (`TargetParams.products`), backend and JAX.
+        """
+        form = products.default(dtype) if form is None else form
         facts = dataclasses.asdict(self) | {
             "kernel": self.attention(dtype).name,
             "dtype": str(jnp.dtype(dtype)),
+            "products": [form.least, form.left],
             "backend": jax.default_backend(),
             "jax": jax.__version__,
         }

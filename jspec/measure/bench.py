@@ -28,6 +28,7 @@ from jspec.measure.suites import Prompt
 from jspec.measure.trace import Trace
 from jspec.startup import CompileCounter
 from jspec.target import cache as kv
+from jspec.target import products
 from jspec.target.checkpoint import Checkpoint
 
 NATIVE = agreement.NATIVE
@@ -204,9 +205,10 @@ def run(plan: Plan, checkpoint: Checkpoint, *, progress: Progress = lambda *_: N
         base = next((r for r in rows if r["dataset"] == row["dataset"] and r["run"] == row["speedup_base"]), None)
         row["predicted_speedup"] = _predicted(row, base)
     shape = {f.name: getattr(engine, f.name) for f in dataclasses.fields(engine) if f.name != "target"}
-    dtype = checkpoint.params.dtype
+    dtype, form = checkpoint.params.dtype, checkpoint.params.products
+    shape["products"] = str(form or products.default(dtype))
     shape |= {"capacity": engine.capacity, "dtype": str(dtype), "attention": engine.attention(dtype).name}
-    shape["fingerprint"] = engine.fingerprint(dtype)
+    shape["fingerprint"] = engine.fingerprint(dtype, form)
     lines = agreement.lines(checkpoint, engine, racers, done, plan.settings) if done else []
     return Outcome(rows, cost, found, shape, done, lines, interrupted)
 

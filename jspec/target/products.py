@@ -88,7 +88,7 @@ def multiply(rows: Array, weight: Array, form: Products) -> Array:
     return out[:count]
 
 
-def choose(weights: Sequence[Array], store: Path | None, key: str) -> Products:
+def choose(weights: Sequence[Array], store: Path, key: str) -> Products:
     """The form for these weights on this machine: read from `store`, or else measured and kept there.
 
     Args:
@@ -99,18 +99,23 @@ def choose(weights: Sequence[Array], store: Path | None, key: str) -> Products:
     first = weights[0]
     if jax.default_backend() != "cpu" or sum(w.nbytes for w in weights) < ENOUGH:
         return default(first.dtype)
+    unkept = dataclasses.replace(default(first.dtype), reason=f"default: `{store}` cannot be written")
+    try:
+        store = store.expanduser()
+    except RuntimeError:  # there is no home folder
+        return unkept
     key = f"{key}, {first.dtype} {first.shape}"
     kept = _read(store)
     if key in kept:
         return Products(**kept[key], reason="measured earlier on this machine")
     made = measure(lambda rows, form: _seconds(weights, rows, form))
-    if store is not None:
-        try:
-            store.parent.mkdir(parents=True, exist_ok=True)
-            choice = {"least": made.least, "left": made.left}
-            store.write_text(json.dumps({**kept, key: choice}, indent=1, sort_keys=True))
-        except OSError:
-            return dataclasses.replace(made, reason=made.reason + f"; `{store}` cannot be written")
+    choice = {"least": made.least, "left": made.left}
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(json.dumps({**kept, key: choice}, indent=1, sort_keys=True))
+    except OSError:
+        # The next process might measure otherwise, and write other text.
+        return unkept
     return made
 
 
@@ -150,10 +155,10 @@ def _seconds(weights: Sequence[Array], rows: int, form: Products, repeats: int =
     return best
 
 
-def _read(store: Path | None) -> dict[str, dict[str, int]]:
+def _read(store: Path) -> dict[str, dict[str, int]]:
     """Earlier choices; a file that cannot be read, or was meddled with, counts as none."""
     try:
-        kept = json.loads(store.read_text()) if store is not None else {}
+        kept = json.loads(store.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(kept, dict):

@@ -11,6 +11,7 @@ from jspec.decoding import tree
 from jspec.engine import static
 from jspec.errors import JspecError
 from jspec.target import cache as kv
+from jspec.target.products import Products
 from pallas_kernels.tree_attention import api, shapes
 from tests import tiny
 
@@ -42,6 +43,8 @@ def test_the_choice_is_part_of_the_fingerprint():
     auto, xla, reference = (tiny.engine(kernel=k).fingerprint(jnp.float32) for k in ("auto", "xla", "reference"))
     assert auto == xla != reference
     assert tiny.engine(rows=4).fingerprint(jnp.float32) != xla != tiny.engine().fingerprint(jnp.bfloat16)
+    assert tiny.engine().fingerprint(jnp.float32, Products(left=16)) != xla
+    assert tiny.engine().fingerprint(jnp.float32, Products(reason="another")) == xla
 
 
 @pytest.mark.parametrize("kernel", ["reference", "tpu"])

@@ -1,6 +1,7 @@
 """How products are laid out: the same numbers in every form, a choice that follows the timings."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +74,10 @@ def test_a_choice_is_kept_and_never_trusted_blindly(tmp_path, monkeypatch):
         assert products.choose(weights, store, "here") == first and calls
 
 
-def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
+def test_where_nothing_can_be_kept_the_default_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(products, "ENOUGH", 0)
     monkeypatch.setattr(products, "_seconds", lambda *_: 1.0)
     (tmp_path / "file").write_text("")
-    made = products.choose([jnp.ones((4, 4))], tmp_path / "file" / "products.json", "here")
-    assert made == Products() and "cannot be written" in made.reason
+    for store in (tmp_path / "file" / "products.json", Path("~nobody-of-this-name/products.json")):
+        made = products.choose([jnp.ones((4, 4), jnp.bfloat16)], store, "here")
+        assert made == products.default(jnp.bfloat16) and "cannot be written" in made.reason

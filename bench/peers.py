@@ -4,8 +4,8 @@
     python bench/peers.py
     python bench/peers.py --repeats 9 --skip llama.cpp
 
-One prompt at a time, greedy. Every contender answers the same prompts in turn; its rate is 64 tokens over
-the difference between answers of 65 tokens and of one, so prefill does not count. transformers runs in
+One prompt at a time, greedy. Every contender answers the same prompts in turn; its rate is `--tokens` tokens over
+the difference between answers of one more and of one, so prefill does not count. transformers runs in
 float32 and bfloat16, plain and with its own prompt lookup; llama.cpp on the embedded Q4_1 file and on a
 Q8_0 file made of it. Medians over repeats with a bootstrap 95 % interval; the last line is JSON.
 """
@@ -34,7 +34,6 @@ TEXTS = (
     "Write a Python function that returns the n-th Fibonacci number.",
     "A shop sells pens at 3 dollars and books at 12. What do 4 pens and 2 books cost together?",
 )
-TOKENS = 64
 
 Answer = Callable[[list[int], int], list[int]]  # prompt ids and output tokens to output ids
 
@@ -108,11 +107,13 @@ def llama_cpp(folder: Path) -> dict[str, Answer]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prompts", type=int, default=len(TEXTS))
     parser.add_argument("--skip", nargs="*", default=[], choices=("transformers", "llama.cpp"))
     args = parser.parse_args()
     configure_cache()
     tokenizer = loading.load().tokenizer
-    prompts = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in TEXTS]
+    prompts = [tokenizer.render_chat([{"role": "user", "content": text}]) for text in TEXTS[: args.prompts]]
     with tempfile.TemporaryDirectory() as folder:
         field = ours()
         if "transformers" not in args.skip:
@@ -121,19 +122,19 @@ def main() -> None:
             field |= llama_cpp(Path(folder))
         for answer in field.values():
             for ids in prompts:
-                answer(ids, TOKENS + 1)
+                answer(ids, args.tokens + 1)
         rates: dict[str, list[float]] = {name: [] for name in field}
         for _ in range(args.repeats):
             for name, answer in field.items():
                 seconds = 0.0
                 for ids in prompts:
                     spent = []
-                    for n in (1, TOKENS + 1):
+                    for n in (1, args.tokens + 1):
                         begin = time.perf_counter()
                         answer(ids, n)
                         spent.append(time.perf_counter() - begin)
                     seconds += spent[1] - spent[0]
-                rates[name].append(TOKENS * len(prompts) / seconds)
+                rates[name].append(args.tokens * len(prompts) / seconds)
     rng = np.random.default_rng(0)
     rows = []
     for name, found in rates.items():

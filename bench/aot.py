@@ -39,6 +39,7 @@ from jspec.decoding import state as states
 from jspec.drafters.ngram import NGram
 from jspec.engine.config import EngineConfig
 from jspec.target import model
+from jspec.target.products import Products
 from pallas_kernels import checks
 from pallas_kernels.tree_attention import api, shapes
 
@@ -116,8 +117,9 @@ def compile_kernel(chip: Chip, name: str, shape: shapes.Shape):
 
 
 def round_arguments(config: EngineConfig, drafter: NGram):
-    """Shapes of parameters and state of a whole round, the cache in bfloat16 as an accelerator holds it."""
+    """Shapes of parameters and state of a whole round, cache and products as an accelerator has them."""
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), config.target, jnp.bfloat16))
+    params = params.replace(products=Products())
     state = jax.eval_shape(lambda: states.init(config, jnp.bfloat16, drafter.init(None, config.slots, config.capacity)))
     t = config.target
     layer = jax.ShapeDtypeStruct((config.slots, t.kv_heads, config.capacity, t.head_width), jnp.bfloat16)

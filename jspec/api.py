@@ -20,7 +20,8 @@ from jspec.decoding.request import check
 from jspec.decoding.round import check_rule
 from jspec.drafters import named
 from jspec.drafters.base import Drafter, Plain
-from jspec.drafters.draft_model import draft_model, mode_for
+from jspec.drafters.draft_model import draft_model
+from jspec.drafters.modes import mode_for
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.prompts import Ask, Prompt, asks

@@ -231,7 +231,8 @@ def _vllm(outcome: Any, plan: Any, model: str) -> list[dict[str, Any]]:
 def _generate(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding.request import Request
-    from jspec.drafters.draft_model import draft_model, mode_for
+    from jspec.drafters.draft_model import draft_model
+    from jspec.drafters.modes import mode_for
     from jspec.measure.document import plain
     from jspec.target import loading
 

@@ -50,20 +50,25 @@ def row_keys(seed: Array, choice_index: Array, position: Array) -> tuple[Array, 
     return keys[0], keys[1]
 
 
-def bits(seed: Array, choice_index: Array, position: Array, vocab: int) -> Array:
-    """32 random bits for each token id: `[B, N, V]` uint32. Arguments as in `row_keys`."""
+def bits(seed: Array, choice_index: Array, position: Array, vocab: int, ids: Array | None = None) -> Array:
+    """32 random bits for each token id: `[B, N, V]` uint32. Arguments as in `row_keys`, and `gumbel`."""
     first, second = row_keys(seed, choice_index, position)
-    ids = lax.broadcasted_iota(jnp.uint32, (1, 1, vocab), 2)
+    if ids is None:
+        ids = lax.iota(jnp.uint32, vocab)
+    ids = ids.astype(jnp.uint32)[None, None]
     return scramble(scramble(ids ^ first[..., None]) + second[..., None])
 
 
-def gumbel(seed: Array, choice_index: Array, position: Array, vocab: int) -> Array:
+def gumbel(seed: Array, choice_index: Array, position: Array, vocab: int, ids: Array | None = None) -> Array:
     """Standard Gumbel noise, `[B, N, V]` float32, finite. Arguments as in `row_keys`.
+
+    With `ids [V]` int32, which token each column stands for, a drafter that knows some of the tokens
+    shares the noise of these.
 
     `-log(E)` of an exponential `E = -log(1 - u)`. The winners of an argmax have small E, and u near
     0 is where a float has most resolution: 2^-32 here, so a token as rare as that still keeps its share.
     """
-    word = bits(seed, choice_index, position, vocab)
+    word = bits(seed, choice_index, position, vocab, ids)
     u = (word.astype(jnp.float32) + jnp.float32(0.5)) * jnp.float32(2.0**-32)
     u = jnp.minimum(u, jnp.float32(1.0 - 2.0**-24))  # the top words round to 1
     return -jnp.log(-jnp.log1p(-u))

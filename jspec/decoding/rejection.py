@@ -76,17 +76,18 @@ def choose(logits: Array, log_q: Array | None, block: Block, position: Array, s:
     return jnp.where(passes, below, drawn), lawful
 
 
-def draw(logits: Array, position: Array, s: Sampling) -> tuple[Array, Array]:
+def draw(logits: Array, position: Array, s: Sampling, ids: Array | None = None) -> tuple[Array, Array]:
     """A drafter's draw, by noise of its own: for drafters that draw their tokens.
 
     Args:
       logits: `[B, N, V]` float32, the drafter's.
       position: `[B, N]` int32, absolute position of the token that is drawn.
+      ids: `[V]` int32, the token that each column stands for, as in `sampling.choose`.
 
     Returns:
-      tokens `[B, N]` int32, and the law they were drawn from, `log_q [B, N, V]` float32: the same
+      columns `[B, N]` int32, and the law they were drawn from, `log_q [B, N, V]` float32: the same
       array, not one computed again.
     """
     log_q = law.log_law(logits, s)
-    g = noise.gumbel(noise.salted(s.seed, noise.DRAFT), s.choice_index, position, logits.shape[-1])
+    g = noise.gumbel(noise.salted(s.seed, noise.DRAFT), s.choice_index, position, logits.shape[-1], ids)
     return samplings.first_largest(log_q + g), log_q

@@ -30,6 +30,7 @@ from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.target import attention, model
 from jspec.target.cache import KVCache
+from jspec.target.features import Features
 from jspec.target.model import TargetParams
 
 RULES = ("choice", "rejection")
@@ -90,11 +91,11 @@ def _draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeSt
 
 def verify(
     config: EngineConfig, params: TargetParams, cache: KVCache, block: Block
-) -> tuple[Array, Array, Array, KVCache]:
+) -> tuple[Array, Features, Array, KVCache]:
     """The target on a block: logits after every row.
 
     Returns:
-      `logits [B, N, V]` float32, `features [B, N, T * D]` float32, `finite [B, N]` bool (False where
+      `logits [B, N, V]` float32, features `[B, N, T * D]` float32, `finite [B, N]` bool (False where
       a key or value was not a number), and the cache with the block written at columns
       `length .. length + N - 1`; `length` itself is unchanged.
     """
@@ -110,7 +111,7 @@ def verify(
     hidden, features, finite, cache = model.forward(
         params, config.target, cache, block.tokens, positions, columns, taps=config.taps
     )
-    return model.logits(params, hidden), features, finite, cache
+    return model.logits(params, hidden), Features(values=features, taps=config.taps), finite, cache
 
 
 def process(state: DecodeState, block: Block, logits: Array) -> Array:
@@ -125,7 +126,7 @@ def commit(
     block: Block,
     proposed: Array,
     logits: Array,
-    features: Array,
+    features: Features,
     finite: Array,
     log_q: Array | None = None,
     *,
@@ -211,7 +212,7 @@ def round(
 
 def prefill(
     config: EngineConfig, params: TargetParams, cache: KVCache, slot: Array, tokens: Array, start: Array, count: Array
-) -> tuple[Array, Array, KVCache]:
+) -> tuple[Features, Array, KVCache]:
     """Reads one chunk of a prompt into one slot; makes no token.
 
     Args:
@@ -222,7 +223,7 @@ def prefill(
       count: `[]` int32, tokens of the chunk that are not padding.
 
     Returns:
-      `features [1, C, T * D]`, `sound []` bool, and the cache with `length[slot] = start + count`.
+      features `[1, C, T * D]`, `sound []` bool, and the cache with `length[slot] = start + count`.
     """
     chunk = tokens.shape[0]
     bits = jnp.asarray(tree.chain_bits(chunk))[None]
@@ -234,7 +235,7 @@ def prefill(
     )
     sound = jnp.all(finite | (jnp.arange(chunk, dtype=jnp.int32) >= count)[None])
     cache = cache.replace(length=cache.length.at[slot].set(start + count))
-    return features, sound, cache
+    return Features(values=features, taps=config.taps), sound, cache
 
 
 def _first(mask: Array, none: int) -> Array:

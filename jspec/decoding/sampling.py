@@ -61,20 +61,22 @@ def seed_words(seed: int) -> np.ndarray:
     return np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
 
 
-def choose(logits: Array, position: Array, sampling: Sampling) -> Array:
+def choose(logits: Array, position: Array, sampling: Sampling, ids: Array | None = None) -> Array:
     """The target's choice after every row.
 
     Args:
       logits: `[B, N, V]` float32.
       position: `[B, N]` int32, absolute position of the token that is chosen.
       sampling: settings of the `B` slots.
+      ids: `[V]` int32, the token that each column stands for, if it is not the column's number: a
+        drafter's, which then shares the noise of the tokens that it knows.
 
     Returns:
-      `[B, N]` int32.
+      `[B, N]` int32, columns.
     """
     return lax.cond(
         jnp.any(sampling.temperature > 0),
-        lambda: _sample(logits, position, sampling),
+        lambda: _sample(logits, position, sampling, ids),
         lambda: first_largest(logits),
     )
 
@@ -99,7 +101,7 @@ def first_largest(x: Array) -> Array:
     return lax.platform_dependent(x, cpu=in_groups, default=lambda x: jnp.argmax(x, axis=-1).astype(jnp.int32))
 
 
-def _sample(logits: Array, position: Array, s: Sampling) -> Array:
+def _sample(logits: Array, position: Array, s: Sampling, ids: Array | None) -> Array:
     """Draws without sorting the vocabulary.
 
     The unfiltered winner, if it passes the filters, is the filtered winner: the largest of a set
@@ -111,7 +113,7 @@ def _sample(logits: Array, position: Array, s: Sampling) -> Array:
     # Counted from the row's best: a small T would leave a z far from 0 no digits for the noise.
     best = jnp.max(logits, axis=-1)
     z = (logits - best[..., None]) / jnp.where(s.temperature > 0, s.temperature, 1.0)[:, None, None]
-    g = noise.gumbel(s.seed, s.choice_index, position, logits.shape[-1])
+    g = noise.gumbel(s.seed, s.choice_index, position, logits.shape[-1], ids)
     scores = jnp.where(sampled, z + g, z)
     top = best - best  # 0, or not a number as the row is
     mass = jnp.exp(z)

@@ -20,6 +20,7 @@ from jax import Array
 
 from jspec.decoding.sampling import Sampling
 from jspec.target.config import TargetConfig
+from jspec.target.features import Features
 from jspec.target.model import TargetParams
 
 
@@ -32,7 +33,7 @@ class Rows(flax.struct.PyTreeNode):
 
     slot: Array  # [] int32: block r belongs to slot `slot + r`
     tokens: Array  # [R, N] int32
-    features: Array  # [R, N, T * D] float32, tapped residuals
+    features: Features  # [R, N, T * D] float32, tapped residuals
     start: Array  # [R] int32
     count: Array  # [R] int32
 
@@ -51,7 +52,7 @@ class Drafter(abc.ABC):
     """Settings of a drafter, and the pure functions that make it draft."""
 
     proposals: int  # K, at most N - 1
-    taps: tuple[int, ...] = ()  # 0-based target blocks whose residual it reads, ascending
+    taps: tuple[int, ...] = ()  # 0-based target blocks whose residual it reads, ascending; -1 is the embedding
 
     @property
     @abc.abstractmethod

@@ -216,15 +216,17 @@ class Lens(Drafter):
         return jnp.zeros((slots, capacity, self.width), jnp.float32)
 
     def observe(self, weights: LensWeights, state: Array, rows: Rows) -> Array:
+        features = rows.features.of(self.taps)
+
         def put(r: Array | int, state: Array) -> Array:
             corner = (rows.slot + r, rows.start[r], jnp.int32(0))
-            old = lax.dynamic_slice(state, corner, (1, rows.features.shape[1], self.width))
-            fresh = (jnp.arange(rows.features.shape[1], dtype=jnp.int32) < rows.count[r])[None, :, None]
+            old = lax.dynamic_slice(state, corner, (1, features.shape[1], self.width))
+            fresh = (jnp.arange(features.shape[1], dtype=jnp.int32) < rows.count[r])[None, :, None]
             return lax.dynamic_update_slice(
-                state, jnp.where(fresh, lax.dynamic_slice_in_dim(rows.features, r, 1), old), corner
+                state, jnp.where(fresh, lax.dynamic_slice_in_dim(features, r, 1), old), corner
             )
 
-        return lax.fori_loop(0, rows.features.shape[0], put, state)
+        return lax.fori_loop(0, features.shape[0], put, state)
 
     def reset(self, state: Array, slot: Array) -> Array:
         return state

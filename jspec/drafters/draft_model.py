@@ -3,15 +3,6 @@
 The draft model reads every committed row once more than the target (in `observe`), so at the start of
 each round its cache holds every committed token but the last, whatever was accepted (known-failures
 KV-3), and its own passes work on a copy that is dropped with the round.
-
-Three ways to turn its logits into tokens:
-
-    greedy   its best token
-    coupled  argmax(logits + g) with the target's settings and the target's own noise g: where both agree on the
-             law they agree on the token (Gumbel coupling, as in Daliri et al., 2024)
-    sampled  drawn by noise of its own, with the law: what the classical rule is made for (Leviathan et al., 2023)
-
-All three are lossless under both rules. Under `choice`, `sampled` accepts least.
 """
 
 from __future__ import annotations
@@ -22,9 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jspec.decoding import rejection, tree
-from jspec.decoding import sampling as samplings
+from jspec.decoding import tree
 from jspec.decoding.sampling import Sampling
+from jspec.drafters import modes
 from jspec.drafters.base import Drafter, Proposal, Rows
 from jspec.errors import JspecError
 from jspec.target import attention, model
@@ -33,13 +24,6 @@ from jspec.target.cache import KVCache
 from jspec.target.checkpoint import Checkpoint
 from jspec.target.config import TargetConfig
 from jspec.target.model import TargetParams
-
-MODES = ("greedy", "coupled", "sampled")
-
-
-def mode_for(rule: str) -> str:
-    """The mode that a rule of acceptance was made for."""
-    return "sampled" if rule == "rejection" else "coupled"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,10 +36,7 @@ class DraftModel(Drafter):
     key_block: int = 64
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise JspecError(
-                f"`mode` of the draft model is `{self.mode!r}`.", ", ".join(MODES) + ".", "choose one of these."
-            )
+        modes.check(self.mode)
         if not isinstance(self.proposals, int) or isinstance(self.proposals, bool) or self.proposals < 1:
             raise JspecError(
                 f"the draft model was asked for `{self.proposals!r}` proposals.",
@@ -101,12 +82,8 @@ class DraftModel(Drafter):
             at = position + step
             logits, cache = self._forward(weights, cache, jnp.int32(0), last[:, None], at)
             ahead = (at + 1)[:, None]
-            if self.mode == "greedy":
-                chosen = samplings.first_largest(logits)
-            elif self.mode == "coupled":
-                chosen = samplings.choose(logits, ahead, sampling)
-            else:
-                chosen, log_q = rejection.draw(logits, ahead, sampling)
+            chosen, log_q = modes.pick(self.mode, logits, ahead, sampling)
+            if log_q is not None:
                 law = lax.dynamic_update_slice(law, log_q, (0, step, 0))
             return chosen[:, 0], lax.dynamic_update_slice(tokens, chosen, (0, step)), law, cache
 
@@ -145,7 +122,7 @@ def draft_model(
 
     Args:
       proposals: K, tokens drafted a round.
-      mode: `greedy`, `coupled` or `sampled`.
+      mode: `greedy`, `coupled` or `sampled` (`drafters/modes.py`).
 
     Returns:
       the drafter and its weights, as `drafter=` of `jspec.generate` takes them.

@@ -34,7 +34,7 @@ class EngineConfig:
     max_length: int = 1024  # prompt and output together, in tokens
     chunk: int = 64  # C, prompt tokens a prefill call reads
     key_block: int = 128  # columns of one key block
-    taps: tuple[int, ...] = ()  # blocks whose residual any drafter reads
+    taps: tuple[int, ...] = ()  # blocks whose residual any drafter reads, -1 for the embedding
     kernel: str = kernels.AUTO  # what computes attention: see `attention`
 
     def __post_init__(self) -> None:
@@ -59,11 +59,11 @@ class EngineConfig:
                 f"one of {', '.join(f'`{name}`' for name in kernels.NAMES)}.",
                 "choose one of these; `auto` takes the first that runs here and says why.",
             )
-        bad = [t for t in self.taps if not 0 <= t < self.target.layers]
+        bad = [t for t in self.taps if not -1 <= t < self.target.layers]
         if bad or list(self.taps) != sorted(set(self.taps)):
             raise JspecError(
                 f"`taps` of the engine is `{self.taps}`.",
-                f"ascending, different 0-based blocks from 0 to {self.target.layers - 1}.",
+                f"ascending, different 0-based blocks from 0 to {self.target.layers - 1}, and -1 for the embedding.",
                 "correct the drafter's list of tapped layers.",
             )
 

@@ -26,6 +26,7 @@ from jspec.decoding.tree import Block
 from jspec.drafters.base import Drafter, Rows
 from jspec.engine.config import EngineConfig
 from jspec.target.cache import KVCache
+from jspec.target.features import Features
 from jspec.target.model import TargetParams
 
 
@@ -60,7 +61,7 @@ def init(config: EngineConfig, drafter: Drafter, params: TargetParams, weights: 
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
 def prefill(
     config: EngineConfig, params: TargetParams, cache: KVCache, slot: Array, tokens: Array, start: Array, count: Array
-) -> tuple[Array, Array, KVCache]:
+) -> tuple[Features, Array, KVCache]:
     """The program (1, C) on one slot: see `decoding.round.prefill`."""
     return rounds.prefill(config, params, cache, slot, tokens, start, count)
 
@@ -129,7 +130,7 @@ def draft_with_law(
 @partial(jax.jit, static_argnums=(0,), donate_argnums=(2,))
 def verify(
     config: EngineConfig, params: TargetParams, cache: KVCache, block: Block
-) -> tuple[Array, Array, Array, KVCache]:
+) -> tuple[Array, Features, Array, KVCache]:
     """The program (B, N) that makes every token: see `decoding.round.verify`. Knows no drafter."""
     return rounds.verify(config, params, cache, block)
 
@@ -142,7 +143,7 @@ def commit(
     block: Block,
     proposed: Array,
     logits: Array,
-    features: Array,
+    features: Features,
     finite: Array,
     log_q: Array | None = None,
     *,

@@ -58,13 +58,17 @@ def unpack(x: Array) -> Array:
 
 
 def init(config: TargetConfig, slots: int, capacity: int, dtype: jnp.dtype) -> KVCache:
-    """An empty cache; all columns are zero."""
+    """An empty cache for a target; all columns are zero."""
+    return empty(config.layers, slots, config.kv_heads, capacity, config.head_width, dtype)
+
+
+def empty(layers: int, slots: int, groups: int, capacity: int, head_width: int, dtype: jnp.dtype) -> KVCache:
+    """An empty cache of `layers` layers with `groups` key/value heads."""
     held = storage_dtype(dtype)
-    width = config.head_width // 2 if held == jnp.uint32 else config.head_width
-    shape = (slots, config.kv_heads, capacity, width)
+    shape = (slots, groups, capacity, head_width // 2 if held == jnp.uint32 else head_width)
     return KVCache(
-        keys=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),
-        values=tuple(jnp.zeros(shape, held) for _ in range(config.layers)),
+        keys=tuple(jnp.zeros(shape, held) for _ in range(layers)),
+        values=tuple(jnp.zeros(shape, held) for _ in range(layers)),
         length=jnp.zeros((slots,), jnp.int32),
     )
 

@@ -138,7 +138,7 @@ def forward(
       tokens: `[R, N]` int32 ids.
       positions: `[R, N]` int32 absolute positions, for the rotary embedding.
       columns: where the rows are written and which columns each may read.
-      taps: 0-based blocks whose output residual is returned, ascending.
+      taps: 0-based blocks whose output residual is returned, ascending; -1 is the embedding.
 
     Returns:
       `hidden [R, N, D]` float32 after the final norm; `features [R, N, T * D]` float32, taps in
@@ -153,7 +153,7 @@ def forward(
     near = attention.windowed(columns, positions, c.window) if c.windowed else columns
     x = embed(params, c, tokens)
     finite = jnp.ones(tokens.shape, bool)
-    tapped = []
+    tapped = [x] if -1 in taps else []
     keys, values = list(cache.keys), list(cache.values)
     for i, layer in enumerate(params.layers):
         h = rms_norm(x, layer.attn_norm, c.norm_eps)

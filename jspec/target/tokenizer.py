@@ -132,6 +132,10 @@ class Tokenizer:
         """
         return self._prefix + _encode(self._plain, text)
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of `text` as a rendered chat is read: what looks like a special token is one."""
+        return _encode(self._marked, text)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`. Bytes that are not UTF-8, an unfinished last character too, become U+FFFD.
 
@@ -184,7 +188,7 @@ class Tokenizer:
         """
         text = self._render(messages, add_generation_prompt, switches, sanitize_control_tokens)
         if not sanitize_control_tokens:
-            return _encode(self._marked, text)
+            return self.encode_rendered(text)
         ids: list[int] = []
         run = ""  # ordinary text since the last special token
         at = 0

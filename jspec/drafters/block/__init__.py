@@ -1,0 +1,1 @@
+"""Drafters that fill a block of masked rows at once: DFlash, DFlare and DSpark."""

@@ -1,0 +1,1 @@
+"""Training drafters: texts by the target itself, features, losses, the loop."""

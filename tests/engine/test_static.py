@@ -199,7 +199,7 @@ def test_shapes_that_cannot_be_are_refused_by_name(field, values):
         assert f"`{field}`" in caught.value.given and f"`{value!r}`" in caught.value.given
 
 
-@pytest.mark.parametrize("taps", [(2,), (-1,), (1, 0), (0, 0)])
+@pytest.mark.parametrize("taps", [(2,), (-2,), (1, 0), (0, 0)])
 def test_taps_that_cannot_be_are_refused(taps):
     with pytest.raises(JspecError, match="taps"):
         EngineConfig(target=T, max_length=64, taps=taps)

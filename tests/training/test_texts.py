@@ -103,7 +103,7 @@ def test_answers_are_what_the_target_says_alone(tmp_path):
 
 def test_a_prompt_without_room_is_left_out():
     target = checkpoint()
-    long = Prompt(id="long", kind="chat", turns=("x" * 500,))
+    long = Prompt(id="long", kind="chat", turns=("0123" * 200,))
     got = synthesise.answer(
         target, tiny.engine(2, max_length=96), [long, PROMPTS[0]], synthesise.Settings(max_tokens=3)
     )

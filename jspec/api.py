@@ -238,14 +238,15 @@ def _drafter(target: Checkpoint, drafter: AnyDrafter, accept: str) -> tuple[Draf
         return draft_model(drafter, target, mode=mode_for(accept))
     if isinstance(drafter, tuple) and len(drafter) == 2 and isinstance(drafter[0], Drafter):
         return drafter
-    chosen = named.drafter(drafter) if isinstance(drafter, str) else drafter
-    if not isinstance(chosen, Drafter):
+    if isinstance(drafter, str):
+        return named.drafter(drafter, target, accept)
+    if not isinstance(drafter, Drafter):
         raise JspecError(
             f"`drafter` is of type `{type(drafter).__name__}`.",
             "a name, a Drafter, a pair of Drafter and weights, a Checkpoint, or None.",
             "see `jspec.drafters`.",
         )
-    return chosen, chosen.weights(target.params, target.config)
+    return drafter, drafter.weights(target.params, target.config)
 
 
 def _checkpoint(target: Checkpoint) -> Checkpoint:

@@ -98,7 +98,12 @@ def _parser() -> argparse.ArgumentParser:
     text = verbs.add_parser("generate", parents=[common, choice], help="continue a prompt, streaming")
     text.set_defaults(run=_generate)
     text.add_argument("prompt", help="a user turn; `-` reads standard input")
-    text.add_argument("--drafter", default="ngram_k7", help="changes the speed, never the text (default: ngram_k7)")
+    text.add_argument(
+        "--drafter",
+        default="ngram_k7",
+        help="changes the speed, never the text: baseline, ngram_kK, or FOLDER_kK with a trained drafter's folder "
+        "(default: ngram_k7)",
+    )
     text.add_argument(
         "--draft-model", metavar="TARGET", help="drafts instead of --drafter: a smaller model, same tokens"
     )
@@ -231,6 +236,7 @@ def _vllm(outcome: Any, plan: Any, model: str) -> list[dict[str, Any]]:
 def _generate(options: argparse.Namespace) -> int:
     from jspec import api
     from jspec.decoding.request import Request
+    from jspec.drafters import named
     from jspec.drafters.draft_model import draft_model
     from jspec.drafters.modes import mode_for
     from jspec.measure.document import plain
@@ -244,14 +250,15 @@ def _generate(options: argparse.Namespace) -> int:
         if options.temperature > 0:
             print(f"jspec: seed {seed}", file=sys.stderr)
     begin = time.perf_counter()
-    drafter: Any = options.drafter
     if options.draft_model is not None:
-        drafter = draft_model(
+        drafter: Any = draft_model(
             loading.load(options.draft_model, dtype=options.dtype),
             checkpoint,
             proposals=options.num_speculative_tokens,
             mode=mode_for(options.accept),
         )
+    else:
+        drafter = named.drafter(options.drafter, checkpoint, options.accept)
     chunks = api.stream_batch(
         checkpoint,
         prompt,
@@ -260,7 +267,7 @@ def _generate(options: argparse.Namespace) -> int:
         chat=not options.raw,
         n=options.n,
         echo=options.echo,
-        config=api.engine(checkpoint, rows=options.rows),
+        config=api.engine(checkpoint, rows=options.rows, taps=drafter[0].taps),
         switches=_switches(options),
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,

@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from jspec.drafters import files
 from jspec.drafters.base import Drafter, Plain
+from jspec.drafters.block import weights as block
+from jspec.drafters.block.drafter import BlockDrafter
+from jspec.drafters.modes import mode_for
 from jspec.drafters.ngram import NGram
 from jspec.errors import JspecError
-
-MAKERS: dict[str, Callable[[int], Drafter]] = {
-    "ngram": lambda proposals: NGram(proposals=proposals),
-}
+from jspec.target.checkpoint import Checkpoint
 
 
-def drafter(name: str) -> Drafter:
-    """The drafter called `name`: `baseline` for none, or `KIND_kK` with K proposals.
+def drafter(name: str, target: Checkpoint, accept: str = "choice") -> tuple[Drafter, Any]:
+    """A drafter and its weights: `baseline` for none, `ngram_kK`, or `FOLDER_kK` with a drafter's folder.
+
+    Args:
+      name: with K, the number of proposals; `out/dflash_k7` drafts 7 tokens with what lies in `out/dflash`.
+      target: what it drafts for.
+      accept: the rule of acceptance, which decides how a trained drafter picks its tokens.
 
     Raises:
-      JspecError: an unknown kind, or no K.
+      JspecError: an unknown name, no K, or a folder that is no drafter for this target.
     """
     if name == "baseline":
-        return Plain()
-    match = re.fullmatch(r"([a-z0-9_]+)_k([0-9]{1,3})", name)
-    if match is None or match[1] not in MAKERS:
-        raise JspecError(
-            f"`{name}` is no drafter.",
-            "baseline, or " + ", ".join(f"{kind}_kK" for kind in MAKERS) + " with K proposals, for instance ngram_k7.",
-            "choose one of these.",
-        )
-    return MAKERS[match[1]](int(match[2]))
+        return Plain(), ()
+    match = re.fullmatch(r"(.+)_k([0-9]{1,3})", name)
+    if match is not None:
+        kind, proposals = match[1], int(match[2])
+        if kind == "ngram":
+            return NGram(proposals=proposals), ()
+        if Path(kind).is_dir():
+            return load(Path(kind), target, proposals=proposals, mode=mode_for(accept))
+    raise JspecError(
+        f"`{name}` is no drafter.",
+        "baseline, ngram_kK with K proposals, for instance ngram_k7, or FOLDER_kK with the folder of a drafter.",
+        "choose one of these; a drafter that was trained here is named by its folder.",
+    )
+
+
+def load(
+    folder: Path, target: Checkpoint, *, proposals: int, mode: str = "coupled", **options: Any
+) -> tuple[BlockDrafter, block.BlockWeights]:
+    """A trained drafter from its folder.
+
+    Args:
+      proposals: K, tokens drafted a round.
+      mode: `greedy`, `coupled` or `sampled` (`drafters/modes.py`).
+      options: further settings of the drafter, such as `threshold`.
+
+    Returns:
+      the drafter and its weights, as `drafter=` of `jspec.generate` takes them.
+
+    Raises:
+      JspecError: a folder that is damaged, or holds a drafter for another target.
+    """
+    saved = files.load(folder)
+    files.check_target(saved, target.fingerprint, target.name)
+    made = BlockDrafter(config=saved.config, proposals=proposals, mode=mode, **options)
+    return made, block.lend(saved.config, saved.params, saved.ids, target.params, target.config)

@@ -96,8 +96,8 @@ def contenders(plan: Plan, checkpoint: Checkpoint) -> list[Contender]:
     # A later turn holds the earlier ones, their answers, and a question of its own with the template around it.
     longest += max(sum(_room(checkpoint, turn, plan.settings) for turn in p.turns[1:]) for p in prompts)
     limit = min(-(-longest // 256) * 256, checkpoint.config.max_positions)
-    drafters = {name: named.drafter(name) for name in plan.runs if name != NATIVE}
-    taps = tuple(sorted({tap for d in drafters.values() for tap in d.taps}))
+    drafters = {name: named.drafter(name, checkpoint) for name in plan.runs if name != NATIVE}
+    taps = tuple(sorted({tap for d, _ in drafters.values() for tap in d.taps}))
     engine = EngineConfig(target=checkpoint.config, slots=plan.concurrency, rows=plan.rows, max_length=limit, taps=taps)
     for prompt, asked in zip(prompts, first_turn, strict=True):
         try:
@@ -111,16 +111,14 @@ def contenders(plan: Plan, checkpoint: Checkpoint) -> list[Contender]:
             native = dataclasses.replace(engine, rows=1, taps=())
             out.append(Contender(name=name, engine=native, drafter=Plain(), weights=None))
         else:
-            d = drafters[name]
+            d, weights = drafters[name]
             if d.proposals > plan.rows - 1:
                 raise JspecError(
                     f"`{name}` drafts `{d.proposals}` tokens, and the engine verifies `{plan.rows}` rows.",
                     f"at most {plan.rows - 1} drafted tokens.",
                     f"give --rows {d.proposals + 1} or more, or leave the run out.",
                 )
-            out.append(
-                Contender(name=name, engine=engine, drafter=d, weights=d.weights(checkpoint.params, engine.target))
-            )
+            out.append(Contender(name=name, engine=engine, drafter=d, weights=weights))
     return out
 
 

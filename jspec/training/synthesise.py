@@ -164,13 +164,15 @@ def _user_turn(target: Checkpoint, system: str | None) -> list[int]:
     chat.append({"role": "user", "content": MARK})
     text = target.tokenizer.chat_text(chat, add_generation_prompt=False)
     head, mark, _ = text.partition(MARK)
-    if not mark:
+    ids = target.tokenizer.encode_rendered(head)
+    if not mark or not ids:
+        fault = "changes what users say" if not mark else "puts nothing before what users say"
         raise JspecError(
-            f"the chat template of `{target.name}` changes what users say.",
-            "a template that renders messages as they are, so that the target can be let to write one.",
+            f"the chat template of `{target.name}` {fault}.",
+            "a template in which a user's turn begins by a token of its own, for the target to go on from.",
             "train on given prompts only.",
         )
-    return target.tokenizer.encode_rendered(head)
+    return ids
 
 
 def _parts(prompts: Iterable[Prompt], size: int) -> Iterator[list[Prompt]]:

@@ -114,7 +114,20 @@ def test_invented_prompts_are_whole_turns():
     target = checkpoint()
     settings = synthesise.Settings(temperature=1.0, max_tokens=40, seed=3)
     config = tiny.engine(3, max_length=96)
-    got = synthesise.invent(target, config, first=0, count=6, kind="chat", system=None, settings=settings)
-    again = synthesise.invent(target, config, first=3, count=3, kind="chat", system=None, settings=settings)
+    got = synthesise.invent(target, config, first=0, count=6, kind="chat", system="0", settings=settings)
+    again = synthesise.invent(target, config, first=3, count=3, kind="chat", system="0", settings=settings)
     assert all(p.turns[0].strip() for p in got)
     assert [p for p in got if int(p.id.rsplit("-", 1)[1]) >= 3] == again
+
+
+def test_a_template_without_a_beginning_is_refused():
+    with pytest.raises(JspecError, match="puts nothing before what users say"):
+        synthesise.invent(
+            checkpoint(),
+            tiny.engine(1, max_length=96),
+            first=0,
+            count=1,
+            kind="chat",
+            system=None,
+            settings=synthesise.Settings(),
+        )

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--prefill", type=int, nargs="*", default=[], help="chunk sizes")
     parser.add_argument("--length", type=int, default=200, help="tokens in every slot")
-    parser.add_argument("--temperature", type=float, default=0.0, help="with top-p 0.95")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="in alternation; with top-p 0.95")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
@@ -109,8 +109,8 @@ def main() -> None:
         head = params.embed if params.head is None else params.head
         weights = sum(x.nbytes for x in jax.tree.leaves(params.layers)) + head.nbytes
         per_token = kv.bytes_per_token(checkpoint.config, params.dtype)
-        shapes = [(b, n) for b in args.slots for n in args.rows]
-        steps = {s: stepper(checkpoint, *s, args.length, args.temperature) for s in shapes}
+        shapes = [(b, n, t) for b in args.slots for n in args.rows for t in args.temperatures]
+        steps = {(b, n, t): stepper(checkpoint, b, n, args.length, t) for b, n, t in shapes}
         reads = {c: prefiller(checkpoint, c, args.length) for c in args.prefill}
         for step in (*steps.values(), *reads.values()):
             step(), step()
@@ -119,12 +119,12 @@ def main() -> None:
             for key, step in (*steps.items(), *reads.items()):
                 times[key].append(step())
         base = np.median(times[shapes[0]]) if shapes else 1.0
-        for b, n in shapes:
-            ms = 1e3 * float(np.median(times[b, n]))
+        for b, n, t in shapes:
+            ms = 1e3 * float(np.median(times[b, n, t]))
             kv_bytes = b * args.length * per_token
             floor = 1e3 * b / card.floor_tps(b, weight_bytes=weights, kv_bytes=kv_bytes, bandwidth_gb_s=bandwidth)
             rows.append(
-                {"dtype": dtype, "B": b, "N": n, "ms": round(ms, 2), "ratio": round(ms / 1e3 / base, 2),
+                {"dtype": dtype, "B": b, "N": n, "T": t, "ms": round(ms, 2), "ratio": round(ms / 1e3 / base, 2),
                  "floor_ms": round(floor, 2), "share": round(floor / ms, 3), "steps_tok_s": round(1e3 * b / ms, 1)}
             )  # fmt: skip
             print(rows[-1], flush=True)

@@ -1,6 +1,7 @@
 """Settings that must stand before the first array, and the strictness of the whole suite."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Tests mean the CPU unless told otherwise, also where an accelerator's plugin is installed.
@@ -8,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hypothesis
 import jax
+import pytest
 
 from jspec.startup import configure_cache
 
@@ -22,3 +24,11 @@ configure_cache(Path(__file__).parent.parent / ".cache" / "xla")
 hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_are_dropped() -> Iterator[None]:
+    """Every compiled program holds memory maps of its own, and Linux allows a process 65,530 of them: beyond that
+    the compiler ends the process with a segmentation fault. What another module needs again comes from the files."""
+    yield
+    jax.clear_caches()

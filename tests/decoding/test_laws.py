@@ -139,8 +139,8 @@ def test_accepting_what_the_target_did_not_choose_is_rejected(monkeypatch):
 
 
 def test_noise_reused_across_positions_is_rejected(monkeypatch):
-    def stuck(seed, choice_index, position, vocab):
-        return keyed(seed, choice_index, jnp.zeros_like(position), vocab)
+    def stuck(seed, choice_index, position, vocab, ids=None):
+        return keyed(seed, choice_index, jnp.zeros_like(position), vocab, ids)
 
     keyed = noise.gumbel
     monkeypatch.setattr(noise, "gumbel", stuck)

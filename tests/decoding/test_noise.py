@@ -114,7 +114,9 @@ def test_gumbel_has_its_mean_and_variance_and_law():
 
 @pytest.mark.parametrize("word", [0, 1, 2**31, 2**32 - 257, 2**32 - 129, 2**32 - 1])
 def test_gumbel_is_finite_for_every_word(monkeypatch, word):
-    monkeypatch.setattr(noise, "bits", lambda seed, index, position, vocab: jnp.full((1, 1, vocab), word, jnp.uint32))
+    monkeypatch.setattr(
+        noise, "bits", lambda seed, index, position, vocab, ids: jnp.full((1, 1, vocab), word, jnp.uint32)
+    )
     g = noise.gumbel(jnp.zeros((1, 2), jnp.uint32), jnp.zeros((1,), jnp.int32), jnp.zeros((1, 1), jnp.int32), 2)
     assert g.dtype == jnp.float32
     u = min((word + 0.5) / 2**32, 1 - 2**-24)

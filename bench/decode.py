@@ -118,7 +118,7 @@ def main() -> None:
         for _ in range(args.repeats):
             for key, step in (*steps.items(), *reads.items()):
                 times[key].append(step())
-        base = np.median(times[shapes[0]]) if shapes else 1.0
+        base = float(np.median(times[shapes[0]])) if shapes else 1.0
         for b, n, t in shapes:
             ms = 1e3 * float(np.median(times[b, n, t]))
             kv_bytes = b * args.length * per_token

@@ -1,5 +1,7 @@
 """The terms that drafters are trained with, one value per predicted token, and the weights that average them.
 
+Cross entropy against the text's own token is optax's (`softmax_cross_entropy_with_integer_labels`).
+
 `logits` (of q) and `target` (log p) are float32 `[..., K, V_d]` over the drafter's own vocabulary of `V_d` ids, for
 the K predicted tokens of a block, the first of which follows the anchor. Everything else is `[..., K]`: labels int32,
 `counted` bool, the rest float32. What the target's distribution p holds outside of that vocabulary can not be
@@ -8,13 +10,8 @@ drafted, and counts as missed.
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
-
-
-def cross_entropy(logits: Array, labels: Array) -> Array:
-    """`-log q(label)` in nats. Labels are places in the drafter's vocabulary, in `[0, V_d)`."""
-    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - chosen
 
 
 def overlap(logits: Array, target: Array) -> Array:
@@ -30,16 +27,13 @@ def total_variation(logits: Array, target: Array) -> Array:
 
 def divergence(logits: Array, target: Array) -> Array:
     """`KL(p || q)` in nats, with `p` scaled to sum to 1 over the drafter's ids: outside of them it is infinite."""
-    log_p = jax.nn.log_softmax(target, axis=-1)
-    log_q = jax.nn.log_softmax(logits, axis=-1)
-    return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+    return optax.losses.kl_divergence(jax.nn.log_softmax(logits, axis=-1), jax.nn.softmax(target, axis=-1))
 
 
 def confidence_error(logit: Array, kept: Array) -> Array:
     """Binary cross-entropy in nats between `sigmoid(logit)` and the probability `kept` that the token is accepted
     (`overlap`). No gradient reaches `kept`: the head must follow the drafter, not the drafter the head."""
-    kept = jax.lax.stop_gradient(kept)
-    return jax.nn.softplus(logit) - kept * logit
+    return optax.losses.sigmoid_binary_cross_entropy(logit, jax.lax.stop_gradient(kept))
 
 
 def decay(count: int, gamma: float) -> Array:

@@ -111,7 +111,7 @@ def test_another_vocabulary_is_refused_by_name():
     swapped = Held(tiny.T, tiny.params(), tokenizer([*letters[:7], "é", *letters[8:]]), "small")
     with pytest.raises(JspecError, match="`small` has another vocabulary than the target `large`: token 7"):
         draft_model(swapped, ours)
-    with pytest.raises(JspecError, match="`mode` of the draft model is `'beam'`"):
+    with pytest.raises(JspecError, match="`mode` of the drafter is `'beam'`"):
         draft_model(ours, ours, mode="beam")
     with pytest.raises(JspecError, match="asked for `0` proposals"):
         draft_model(ours, ours, proposals=0)

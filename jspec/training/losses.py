@@ -36,7 +36,7 @@ def confidence_error(logit: Array, kept: Array) -> Array:
     return optax.losses.sigmoid_binary_cross_entropy(logit, jax.lax.stop_gradient(kept))
 
 
-def decay(count: int, gamma: float) -> Array:
+def decay(count: int, gamma: float | Array) -> Array:
     """`exp(-j / gamma)` for the predicted tokens `j = 0 .. count - 1`: 1 for the first (DFlash, training)."""
     return jnp.exp(-jnp.arange(count, dtype=jnp.float32) / gamma)
 

@@ -55,15 +55,15 @@ class Labels(flax.struct.PyTreeNode):
     log_p: Array  # [R, A, K, Vd] float32, the target's log probabilities
 
 
-def labels(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: Contract) -> Labels:
-    """Labels and target distributions of every block.
+def wanted(config: BlockConfig, weights: BlockWeights, batch: Batch) -> tuple[Array, Array]:
+    """The draft columns of the tokens behind every anchor, and which of them count: both `[R, A, K]`.
 
     A token counts if the target wrote it, it is in the anchor's text and in the draft vocabulary, and all before it
     in the block count: behind a token that can not be drafted nothing is ever accepted.
     """
     length = batch.tokens.shape[1]
     anchors = jnp.maximum(batch.anchors, 0)
-    at = anchors[..., None] + 1 + jnp.arange(config.longest, dtype=jnp.int32).reshape(1, 1, -1)  # [R, A, K]
+    at = _behind(config, anchors)
     inside = (at < length) & (batch.anchors >= 0)[..., None]
     at = jnp.minimum(at, length - 1)
     tokens = _at(batch.tokens, at)
@@ -71,14 +71,25 @@ def labels(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: C
     counted = inside & _at(batch.learned, at) & (columns < config.head_size)
     counted &= _at(batch.document, at) == _at(batch.document, anchors)[..., None]
     counted = losses.contiguous(counted)
+    return jnp.where(counted, columns, 0), counted
+
+
+def labels(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: Contract) -> Labels:
+    """What is wanted of every block, and the target's distributions there."""
+    columns, counted = wanted(config, weights, batch)
+    at = jnp.minimum(_behind(config, jnp.maximum(batch.anchors, 0)), batch.tokens.shape[1] - 1)
     # Once a token, not once a block: blocks overlap.
     scores = body.logits(config, batch.hidden.astype(jnp.float32), weights.head, _linear(contract))
     log_p = scores - batch.lse[..., None]
     return Labels(
-        columns=jnp.where(counted, columns, 0),
+        columns=columns,
         counted=counted,
         log_p=jax.lax.stop_gradient(_at(log_p, at - 1)),  # the state at t says what stands at t + 1
     )
+
+
+def _behind(config: BlockConfig, anchors: Array) -> Array:
+    return anchors[..., None] + 1 + jnp.arange(config.longest, dtype=jnp.int32).reshape(1, 1, -1)  # [R, A, K]
 
 
 def drafts(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: Contract) -> Drafts:

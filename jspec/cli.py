@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jspec.errors import JspecError
@@ -129,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("--seed", type=int, help="drawn and printed when left out")
     text.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     text.add_argument("--stats", action="store_true", help="print tokens, rounds and speed to stderr")
+
+    train = verbs.add_parser("train", parents=[common], help="train a drafter on texts by the target, resumably")
+    train.set_defaults(run=_train)
+    train.add_argument("recipe", help="a TOML file, such as those in configs/train")
+    train.add_argument("--texts", nargs="+", required=True, metavar="DIR", help="folders of texts by this target")
+    train.add_argument("--out", required=True, metavar="DIR", help="takes features, saves, metrics and the drafter")
+    train.add_argument("--devices", type=int, default=1, metavar="N", help="that share a batch (default: 1)")
 
     doctor = verbs.add_parser("doctor", parents=[common], help="say what was understood and what is guaranteed")
     doctor.set_defaults(run=_doctor)
@@ -363,6 +371,37 @@ def _bias(entries: Sequence[str]) -> dict[int, float]:
                 f"`--logit-bias` is `{entry}`.", "ID=VALUE with a token id and a number.", "write for instance 9=-100."
             ) from None
     return out
+
+
+def _train(options: argparse.Namespace) -> int:
+    try:
+        from jspec.training import loop, recipe
+    except ImportError as error:
+        raise JspecError(
+            f"training needs a package that is not installed ({error}).", "the extra `train`.", "install jspec[train]."
+        ) from None
+    import jax
+
+    from jspec.target import loading
+
+    read = recipe.read(Path(options.recipe))
+    if not 1 <= options.devices <= len(jax.devices()):
+        raise JspecError(
+            f"`--devices` is `{options.devices}`.", f"1 to {len(jax.devices())}, what there is.", "correct it."
+        )
+    target = loading.load(options.model, dtype=options.dtype, revision=options.revision)
+    with loop.on_signal() as stop:
+        made = recipe.run(
+            read,
+            target,
+            [Path(folder) for folder in options.texts],
+            Path(options.out),
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            stop=stop,
+            devices=jax.devices()[: options.devices],
+        )
+    print("stopped; the same command goes on" if made is None else made)
+    return 0 if made is not None else 130
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from jspec.target.config import TargetConfig
 from jspec.training.texts import Text
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
+STEP = 64  # tokens between the lengths of rows that are compiled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ Look = Callable[[Sequence[int]], list[Seen]]
 
 
 class Online:
-    """Runs the target over texts, `rows` at a time."""
+    """Runs the target over texts, `rows` at a time, in rows of at most `length` tokens."""
 
     def __init__(
         self, target: Checkpoint, taps: Sequence[int], texts: Sequence[Text], *, rows: int = 4, length: int = 512
@@ -75,17 +76,21 @@ class Online:
 
     def __call__(self, numbers: Sequence[int]) -> list[Seen]:
         """Looks at the texts of these numbers."""
-        out: list[Seen] = []
-        for start in range(0, len(numbers), self.rows):
-            part = [self.texts[i].tokens for i in numbers[start : start + self.rows]]
-            tokens = np.zeros((self.rows, self.length), np.int32)
-            for row, text in zip(tokens, part, strict=False):
-                row[: len(text)] = text
+        out: dict[int, Seen] = {}
+        # Texts of like length together, in rows no longer than the longest needs: most of a long row is padding.
+        ordered = sorted(set(numbers), key=lambda i: len(self.texts[i].tokens))
+        for start in range(0, len(ordered), self.rows):
+            part = ordered[start : start + self.rows]
+            longest = len(self.texts[part[-1]].tokens)
+            tokens = np.zeros((self.rows, min(-(-longest // STEP) * STEP, self.length)), np.int32)
+            for row, i in zip(tokens, part, strict=False):
+                row[: len(self.texts[i].tokens)] = self.texts[i].tokens
             found = _look(self.target.config, self.taps, self.target.params, tokens)
             taps, hidden, lse = (np.asarray(x) for x in found)
-            # Copies: a slice would keep the whole batch alive for as long as one text is used.
-            out += [Seen(*(x[r, : len(text)].copy() for x in (taps, hidden, lse))) for r, text in enumerate(part)]
-        return out
+            for r, i in enumerate(part):
+                # Copies: a slice would keep the whole batch alive for as long as one text is used.
+                out[i] = Seen(*(x[r, : len(self.texts[i].tokens)].copy() for x in (taps, hidden, lse)))
+        return [out[i] for i in numbers]
 
 
 @partial(jax.jit, static_argnums=(0, 1))

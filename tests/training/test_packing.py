@@ -131,6 +131,7 @@ def test_a_cache_gives_back_what_was_computed_and_goes_on_where_it_stopped(tmp_p
     cached.fill()
     assert calls == [[0, 1], [2, 3], [4, 5], [4, 5], [6]]
     assert all(map(same, cached([6, 0, 3]), source([6, 0, 3])))
+    assert same(*source([2, 2]))
     assert sum(file.stat().st_size for file in tmp_path.glob("*.npy")) == pytest.approx(cached.bytes, abs=8 * 128)
 
 

@@ -124,7 +124,7 @@ class Cached:
         texts, taps or another target.
     """
 
-    def __init__(self, source: Online, folder: Path, *, budget: int, shard: int = 256) -> None:
+    def __init__(self, source: Online, folder: Path, *, budget: int, shard: int = 64) -> None:
         self.source, self.folder, self.shard = source, folder, shard
         self.lengths = [len(text.tokens) for text in source.texts]
         self._open: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -157,12 +157,23 @@ class Cached:
             )
         _write(path, lambda file: file.write(json.dumps(about, sort_keys=True).encode()))
 
-    def fill(self, progress: Callable[[int, int], None] = lambda done, tokens: None) -> None:
-        """Computes what is missing; `progress` is told the texts and tokens that stand after each shard."""
+    def fill(
+        self,
+        progress: Callable[[int, int], None] = lambda done, tokens: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Computes what is missing, and says whether all of it stands.
+
+        Args:
+          progress: is told the texts and tokens that stand after each shard.
+          stop: asked before each shard; once it is true nothing more is computed.
+        """
         for start in range(0, len(self.lengths), self.shard):
             numbers = range(start, min(start + self.shard, len(self.lengths)))
             rows, lse = self._paths(start // self.shard)
             if not (rows.exists() and lse.exists()):
+                if stop():
+                    return False
                 seen = self.source(numbers)
                 values = np.concatenate([np.concatenate([s.taps, s.hidden], axis=1) for s in seen])
                 sums = np.concatenate([s.lse for s in seen])
@@ -170,6 +181,7 @@ class Cached:
                 _write(rows, partial(np.save, arr=values.view(np.uint16)))
                 _write(lse, partial(np.save, arr=sums))
             progress(numbers.stop, sum(self.lengths[: numbers.stop]))
+        return True
 
     def __call__(self, numbers: Sequence[int]) -> list[Seen]:
         """What was filled in for the texts of these numbers."""

@@ -188,20 +188,24 @@ def run(
     lent = block.lend(made, params, ids, target.params, target.config)
     tell(f"{made.family}: {block.count(params):,} weights, mask token {made.mask_id}, taps {list(made.taps)}")
 
-    def look(name: str, part: Sequence[Text]) -> Online | Cached:
+    def look(name: str, part: Sequence[Text]) -> Online | Cached | None:
         online = Online(target, made.taps, part, length=recipe.shape.length)
         if recipe.data.features == "online":
             return online
         cached = Cached(online, out / "features" / name, budget=int(recipe.data.budget * 1e9))
-        cached.fill(lambda done, tokens: tell(f"features of {done} {name} texts, {tokens} tokens"))
-        return cached
+        whole = cached.fill(lambda done, tokens: tell(f"features of {done} {name} texts, {tokens} tokens"), stop)
+        return cached if whole else None
 
-    stream = Stream(learned, look("learned", learned), recipe.shape, recipe.data.seed)
+    looks = [look(name, part) for name, part in (("learned", learned), ("held_out", held)) if part]
+    if None in looks:
+        return None
+    first, *others = [one for one in looks if one is not None]
+    stream = Stream(learned, first, recipe.shape, recipe.data.seed)
     settings = dict(recipe.optimizer)
     if "epochs" in settings:
         settings["steps"] = max(1, round(settings.pop("epochs") * stream.epoch / recipe.run.accumulate))
     optimizer = Optimizer(**settings)
-    judged = look("held_out", held) if held else None
+    judged = others[0] if others else None
 
     def evaluated(params: BlockParams, step: int) -> Mapping[str, Any]:
         return {} if judged is None else _judge(made, lent.replace(params=params), held, judged, recipe)

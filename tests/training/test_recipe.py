@@ -1,6 +1,6 @@
 """`jspec train`: recipes as TOML, what of them is refused, and a run from texts to a drafter that loads.
 
-Known failures: TN-1, DR-3.
+Known failures: DR-3.
 """
 
 import dataclasses
@@ -75,7 +75,9 @@ def test_from_texts_to_a_drafter(target, answers, tmp_path):
     unsaid = int(np.setdiff1d(np.arange(64), said)[0])
     text = TOML.replace("block = 7", f"block = 7\nmask_id = {unsaid}")
     mine, lines = recipe.read(written(tmp_path, text)), []
-    calls = iter([False, True])
+    assert recipe.run(mine, target, [answers], tmp_path / "out", tell=lines.append, stop=lambda: True) is None
+    assert not any("features" in line for line in lines)  # it stopped before the first of them
+    calls = iter([False, False, False, True])  # two shards of features, two steps
     assert recipe.run(mine, target, [answers], tmp_path / "out", tell=lines.append, stop=lambda: next(calls)) is None
     folder = recipe.run(mine, target, [answers], tmp_path / "out", tell=lines.append)
     drafter, weights = named.load(folder, target, proposals=3)

@@ -1,10 +1,12 @@
-"""Files of texts: what is written comes back, what is damaged is refused, a killed run goes on."""
+"""Files of texts: what is written comes back, what is damaged is refused, a killed run goes on. TN-1."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
+import jspec
+from jspec import prompts
 from jspec.errors import JspecError
 from jspec.training import synthesise, texts
 from jspec.training.texts import Prompt, Text
@@ -99,6 +101,24 @@ def test_answers_are_what_the_target_says_alone(tmp_path):
     together = synthesise.answer(target, config, PROMPTS, settings)
     alone = [t for p in PROMPTS for t in synthesise.answer(target, config, [p], settings)]
     assert same(sorted(together, key=lambda t: t.id), alone)
+
+
+def test_ids_and_spans_are_those_that_are_served():
+    # TN-1. What a user of `jspec.generate` sends, two turns of it, and what was labelled.
+    target = checkpoint()
+    config = tiny.engine(2, max_length=96)
+    prompt = Prompt(id="p", kind="chat", turns=("abc", "cab"))
+    first, second = synthesise.answer(target, config, [prompt], synthesise.Settings(max_tokens=12))
+    chat = [{"role": "user", "content": "abc"}]
+    for text, turn in ((first, "cab"), (second, None)):
+        ((start, end),) = text.answers
+        served, _ = prompts._ids(target, chat, True, None, False)
+        assert text.tokens[:start].tolist() == list(served)
+        answer = jspec.generate(target, [chat], drafter=None, config=config, max_tokens=12, temperature=0.0)[0]
+        assert text.tokens[start:end].tolist() == list(answer.ids)
+        assert text.loss_mask.tolist() == [start <= i < end for i in range(end)]
+        if turn is not None:
+            chat = [*chat, {"role": "assistant", "content": answer.text}, {"role": "user", "content": turn}]
 
 
 def test_a_prompt_without_room_is_left_out():

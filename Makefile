@@ -32,7 +32,7 @@ aot: .venv-aot/ready ## Compiles for TPU and GPU without either (1.2 GB to downl
 
 # The CUDA compiler comes as plugins of JAX, which would otherwise pull in CUDA's whole runtime.
 .venv-aot/ready: $(READY) pyproject.toml
-	$(PY) -c 'import sys; print(sys._base_executable)' | xargs -I{} {} -m venv --clear .venv-aot
+	"$$($(PY) -c 'import sys; print(sys._base_executable)')" -m venv --clear .venv-aot
 	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]'
 	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 nvidia-cuda-nvcc-cu12

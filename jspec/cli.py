@@ -131,6 +131,16 @@ def _parser() -> argparse.ArgumentParser:
     text.add_argument("--raw", action="store_true", help="continue the text itself, without the chat template")
     text.add_argument("--stats", action="store_true", help="print tokens, rounds and speed to stderr")
 
+    write = verbs.add_parser("synthesise", parents=[common], help="let the target write texts to train on, resumably")
+    write.set_defaults(run=_synthesise)
+    write.add_argument("plan", help="a TOML file, such as those in configs/texts")
+    write.add_argument("--out", required=True, metavar="DIR", help="takes the texts and the prompts invented")
+    write.add_argument("--tokens", type=int, required=True, metavar="N", help="end after so many answer tokens")
+    write.add_argument("--data", metavar="DIR", help="folder of the files that the plan names")
+    write.add_argument(
+        "--benchmarks", nargs="*", default=[], metavar="PATH", help="files or folders of prompts to stay apart from"
+    )
+
     train = verbs.add_parser("train", parents=[common], help="train a drafter on texts by the target, resumably")
     train.set_defaults(run=_train)
     train.add_argument("recipe", help="a TOML file, such as those in configs/train")
@@ -373,9 +383,34 @@ def _bias(entries: Sequence[str]) -> dict[int, float]:
     return out
 
 
+def _synthesise(options: argparse.Namespace) -> int:
+    from jspec.target import loading
+    from jspec.training import plan, signals
+
+    read = plan.read(Path(options.plan))
+    if options.tokens < 1:
+        raise JspecError(f"`--tokens` is `{options.tokens}`.", "at least 1.", "correct it.")
+    found = [Path(name) for name in options.benchmarks]
+    files = [file for path in found for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    target = loading.load(options.model, dtype=options.dtype, revision=options.revision)
+    with signals.on_signal() as stop:
+        ended = plan.run(
+            read,
+            target,
+            Path(options.out),
+            data=Path(options.data) if options.data else None,
+            benchmarks=files,
+            tokens=options.tokens,
+            tell=lambda line: print(line, file=sys.stderr, flush=True),
+            stop=stop,
+        )
+    print(Path(options.out) / "texts" if ended else "stopped; the same command goes on")
+    return 0 if ended else 130
+
+
 def _train(options: argparse.Namespace) -> int:
     try:
-        from jspec.training import loop, recipe
+        from jspec.training import recipe, signals
     except ImportError as error:
         raise JspecError(
             f"training needs a package that is not installed ({error}).", "the extra `train`.", "install jspec[train]."
@@ -390,7 +425,7 @@ def _train(options: argparse.Namespace) -> int:
             f"`--devices` is `{options.devices}`.", f"1 to {len(jax.devices())}, what there is.", "correct it."
         )
     target = loading.load(options.model, dtype=options.dtype, revision=options.revision)
-    with loop.on_signal() as stop:
+    with signals.on_signal() as stop:
         made = recipe.run(
             read,
             target,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -80,6 +80,8 @@ class _Slot:
 
 
 OnFinish = Callable[[DecodeState, int, int], None]
+# Index of a request and its tokens so far, to whether it is to end here.
+Abort = Callable[[int, Sequence[int]], bool]
 
 
 def decode(
@@ -93,6 +95,7 @@ def decode(
     times: RoundTimes | None = None,
     tokenizer: TextSource | None = None,
     accept: str = "choice",
+    abort: Abort | None = None,
 ) -> Iterator[Event]:
     """Decodes requests in the order given, `B` at a time.
 
@@ -110,6 +113,8 @@ def decode(
       tokenizer: turns tokens into text, which stop strings need; events and results then carry it.
       accept: `choice` (the text does not depend on the drafter), or `rejection` (only its law does
         not).
+      abort: asked after each round of a request that goes on; true ends it there, as `abort`, and
+        frees its slot.
 
     Raises:
       JspecError: a request that the engine cannot take, before it gets a slot; its neighbours'
@@ -148,7 +153,9 @@ def decode(
             if slot is None:
                 continue
             event, finish = _take(slot, info, number)
-            if slot.answer is not None and slot.answer.stop is not None and int(info.finish[number]) == states.RUNNING:
+            if finish == states.RUNNING and abort is not None and abort(slot.index, slot.tokens):
+                finish = states.ABORT
+            if finish != states.RUNNING and int(info.finish[number]) == states.RUNNING:
                 state = static.cancel(state, jnp.int32(number))
             yield event
             if finish != states.RUNNING:
@@ -189,6 +196,7 @@ def generate(
     on_finish: OnFinish | None = None,
     tokenizer: TextSource | None = None,
     accept: str = "choice",
+    abort: Abort | None = None,
 ) -> list[Result]:
     """All results, in the order of the requests. Arguments as in `decode`.
 
@@ -207,6 +215,7 @@ def generate(
         on_finish=on_finish,
         tokenizer=tokenizer,
         accept=accept,
+        abort=abort,
     )
     results = {event.index: event.result for event in events if event.result is not None}
     return [results[i] for i in sorted(results)]

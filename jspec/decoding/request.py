@@ -162,7 +162,7 @@ class Result:
     """What came of a request."""
 
     tokens: tuple[int, ...]  # of which the last may be an end token, or complete a stop string
-    finish: str  # "stop", "length" or "error"
+    finish: str  # "stop", "length", "error", or "abort" where the caller ended it
     error: str | None  # why, when `finish` is "error"
     seed: int  # used if temperature > 0
     max_tokens: int  # after capping

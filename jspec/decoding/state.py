@@ -16,8 +16,15 @@ from jspec.engine.config import EngineConfig
 from jspec.target import cache as kv
 from jspec.target.cache import KVCache
 
-RUNNING, STOP, LENGTH, ERROR, LAWLESS = 0, 1, 2, 3, 4
-FINISH_NAMES = {RUNNING: "running", STOP: "stop", LENGTH: "length", ERROR: "error", LAWLESS: "error"}
+RUNNING, STOP, LENGTH, ERROR, LAWLESS, ABORT = 0, 1, 2, 3, 4, 5  # the last is the host's own
+FINISH_NAMES = {
+    RUNNING: "running",
+    STOP: "stop",
+    LENGTH: "length",
+    ERROR: "error",
+    LAWLESS: "error",
+    ABORT: "abort",
+}
 
 END_IDS = 8  # end tokens a request may name
 

@@ -12,10 +12,8 @@ import dataclasses
 import hashlib
 import json
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +144,6 @@ def train(
             if stopping:
                 break
     return state
-
-
-@contextlib.contextmanager
-def on_signal(*numbers: int) -> Iterator[Callable[[], bool]]:
-    """Gives a `stop` that is true once one of these signals has come; SIGTERM and SIGINT if none is named."""
-    came = threading.Event()
-    numbers = numbers or (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda *_: came.set()) for number in numbers}
-    try:
-        yield came.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from jspec.decoding.request import Request
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.target.checkpoint import Checkpoint
-from jspec.training import texts
+from jspec.training import filters, texts
 from jspec.training.texts import Prompt, Text
 
 MARK = "\ufdd2"  # no text holds it: where a message begins and ends in the chat template
@@ -44,7 +44,7 @@ class Settings:
 def answer(target: Checkpoint, config: EngineConfig, prompts: Sequence[Prompt], settings: Settings) -> list[Text]:
     """Lets the target answer every turn of every prompt, in its chat template.
 
-    A prompt that leaves no room for an answer in the engine is left out.
+    A prompt that leaves no room for an answer in the engine is left out, and an answer that goes in circles.
     """
     chats: list[list[dict[str, str]] | None] = [[] for _ in prompts]
     made: list[Text] = []
@@ -60,8 +60,12 @@ def answer(target: Checkpoint, config: EngineConfig, prompts: Sequence[Prompt], 
             if chats[i] is not None:
                 asked.append((i, chat))
                 requests.append(_request(target, ids, settings, f"{prompt.id}/{turn}"))
-        results = generate(config, target.params, requests)
+        # A loop would be dropped at its end; to end it at once saves half of the time.
+        results = generate(config, target.params, requests, abort=lambda _, tokens: filters.looping(tokens))
         for (i, chat), request, result in zip(asked, requests, results, strict=True):
+            if result.finish == "abort":
+                chats[i] = None
+                continue
             tokens = np.asarray([*request.prompt, *result.tokens], np.int32)
             span = (len(request.prompt), len(tokens))
             # A text for each turn: what came before is read as the template renders it, which may

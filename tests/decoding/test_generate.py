@@ -201,6 +201,21 @@ def test_answers_to_one_prompt_and_seed_differ():
     assert len({r.tokens for r in generate(ENGINE, EVEN, requests)}) == 4
 
 
+def test_a_request_can_be_ended_by_the_caller():
+    requests = [Request(prompt=(1,), max_tokens=n, temperature=0.0) for n in (9, 5, 9, 2)]
+    asked = []
+
+    def abort(index, tokens):
+        asked.append((index, len(tokens)))
+        return index == 0 and len(tokens) >= 3
+
+    got = generate(ENGINE, LINE, requests, abort=abort)
+    assert [(r.tokens, r.finish) for r in got] == [
+        (TEXT[:3], "abort"), (TEXT[:5], "length"), (TEXT[:9], "length"), (TEXT[:2], "length")
+    ]  # fmt: skip
+    assert max(n for i, n in asked if i == 0) == 3 and (1, 5) not in asked  # not asked about what has ended
+
+
 # --- The loop ---
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jspec.errors import JspecError
-from jspec.training import loop, step
+from jspec.training import loop, signals, step
 from jspec.training.loop import Run
 from jspec.training.optimizer import Optimizer
 from jspec.training.saves import Saves
@@ -175,7 +175,7 @@ def test_signals(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
-    with loop.on_signal() as stop:
+    with signals.on_signal() as stop:
         state = train(tmp_path, 10, run={"save_every": 100}, progress=progress, stop=stop)
     assert int(state.step) == 4 and (tmp_path / "saves" / "4").is_dir()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -57,6 +57,19 @@ def test_files_that_are_none_are_refused(tmp_path):
             prompts.read(tmp_path / name, "math")
 
 
+def test_circles_are_told_from_repetition():
+    rng = np.random.default_rng(0)
+    fresh = rng.permutation(1000).tolist()
+    assert not any(filters.looping(fresh[:n]) for n in range(200))
+    for period in (1, 3, 20):
+        loop = fresh[:30] + fresh[:period] * 100
+        found = next(n for n in range(300) if filters.looping(loop[:n]))
+        assert 64 <= found <= 30 + period + 8 + 32 + 2 * 16  # noticed soon
+    # A list that says the same 20 tokens with another word between them is no loop.
+    listed = [token for i in range(20) for token in (*fresh[:20], 1000 + i, 2000 + i)]
+    assert not any(filters.looping(listed[:n]) for n in range(len(listed)))
+
+
 def test_balanced():
     a = [prompt("a0", "x"), prompt("a1", "Y  y"), prompt("a2", "z")]
     b = [prompt("b0", "y Y"), prompt("b1", "X"), prompt("b2", "w"), prompt("b3", "v"), prompt("b4", "u")]

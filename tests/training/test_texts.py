@@ -8,7 +8,7 @@ import pytest
 import jspec
 from jspec import prompts
 from jspec.errors import JspecError
-from jspec.training import synthesise, texts
+from jspec.training import filters, synthesise, texts
 from jspec.training.texts import Prompt, Text
 from tests import tiny
 from tests.hostile import checkpoint
@@ -128,6 +128,19 @@ def test_a_prompt_without_room_is_left_out():
         target, tiny.engine(2, max_length=96), [long, PROMPTS[0]], synthesise.Settings(max_tokens=3)
     )
     assert [t.id for t in got] == ["p0/0"]
+
+
+def test_an_answer_that_goes_in_circles_is_ended_and_its_chat_with_it(monkeypatch):
+    target, config = checkpoint(), tiny.engine(2, max_length=96)
+    settings = synthesise.Settings(temperature=0.8, max_tokens=9)
+    whole = synthesise.answer(target, config, PROMPTS, settings)
+    lost = next(t for t in whole if t.id == "p1/0")
+    said = lost.tokens[slice(*lost.answers[0])].tolist()
+    seen = []
+    monkeypatch.setattr(filters, "looping", lambda tokens: seen.append(len(tokens)) or tokens == said[:4])
+    got = synthesise.answer(target, config, PROMPTS, settings)
+    assert same(got, [t for t in whole if not t.id.startswith("p1/")])
+    assert max(seen) < 9  # nobody is asked about an answer that has ended
 
 
 def test_invented_prompts_are_whole_turns():

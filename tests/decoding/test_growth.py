@@ -69,13 +69,145 @@ def test_the_best_nodes_are_those_of_a_heap(depth, ranks, nodes):
 def test_no_other_tree_expects_more():
     tokens, log_q = drafts(3, 6, 3, 3)
     made = grow(tokens, log_q, 5)
+    expected = np.asarray(growth.expected(made))
     for slot in range(6):
         every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
         weight = {p: np.exp(sum(float(log_q[slot, i, j]) for i, j in enumerate(p))) for p in every}
         trees = (
             chosen for chosen in itertools.combinations(every, 5) if all(p[:-1] in chosen for p in chosen if len(p) > 1)
         )
-        assert growth.expected(made)[slot] == pytest.approx(1 + max(sum(map(weight.get, t)) for t in trees), abs=1e-5)
+        assert expected[slot] == pytest.approx(1 + max(sum(map(weight.get, t)) for t in trees), abs=1e-5)
+
+
+# --- Laws that depend on the path ---
+
+
+@functools.cache
+def markov(seed, slots, depth, vocab=9):
+    """Laws by depth, by a sum over the path and by the token before, likeliest first: two arrays `[B, K, 3, V, V]`."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(slots, depth, 3, vocab, vocab)) * rng.uniform(0.3, 4, (slots, depth, 1, 1, 1))
+    log_q = (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+    tokens = np.argsort(-log_q, axis=-1).astype(np.int32)
+    return tokens, np.take_along_axis(log_q, tokens, -1)
+
+
+@functools.partial(jax.jit, static_argnames=("depth", "nodes", "width"))
+def grow_markov(tokens, log_q, depth, nodes, width=None):
+    slot = jnp.arange(tokens.shape[0])[:, None]
+
+    def expand(d, parents, total):
+        total = (total + parents) % 3
+        return tokens[slot, d, total, parents], log_q[slot, d, total, parents], total
+
+    root = jnp.zeros((tokens.shape[0],), jnp.int32)
+    return growth.beam(expand, root, root[:, None], depth=depth, nodes=nodes, width=width)
+
+
+def followers(tokens, log_q, path):
+    """Tokens behind a path and what each adds, likeliest first."""
+    d, total, last = len(path), sum(path) % 3, path[-1] if path else 0
+    return list(zip(tokens[d, total, last].tolist(), log_q[d, total, last].tolist(), strict=True))
+
+
+def heap_markov(tokens, log_q, nodes):
+    start = [(-score, (t,)) for t, score in followers(tokens, log_q, ())]
+    heapq.heapify(start)
+    out = {}
+    while start and len(out) < nodes:
+        cost, path = heapq.heappop(start)
+        out[path] = -cost
+        if len(path) < len(tokens):
+            for t, score in followers(tokens, log_q, path):
+                heapq.heappush(start, (cost - score, (*path, t)))
+    return out
+
+
+@pytest.mark.parametrize(("depth", "nodes"), [(7, 8), (4, 15), (3, 31)])
+def test_the_best_nodes_of_a_markov_drafter_are_those_of_a_heap(depth, nodes):
+    tokens, log_q = markov(depth, 100, depth)  # three shapes: 300 random drafts
+    made = jax.tree.map(np.asarray, grow_markov(tokens, log_q, depth, nodes))
+    for slot in range(100):
+        wanted, found = heap_markov(tokens[slot], log_q[slot], nodes), paths(made, slot)
+        assert found.keys() == wanted.keys()
+        assert all(abs(found[path] - wanted[path]) < 1e-5 for path in found)
+    check_order(made)
+
+
+def check_order(made):
+    """Rows that are a tree: the chain that expects most in front, then level by level with falling scores."""
+    for slot in range(made.tokens.shape[0]):
+        held = np.isfinite(made.score[slot])
+        assert (np.diff(held.astype(int)) <= 0).all()
+        scores = paths(made, slot)
+        assert all(made.parents[slot, j] < j for j in range(held.sum()))
+        line = 0
+        while line < held.sum() and made.parents[slot, line] == line - 1:
+            line += 1
+        sums = {p: sum(np.exp(scores[p[: d + 1]]) for d in range(len(p))) for p in scores}
+        front = tuple(made.tokens[slot, :line].tolist())
+        assert sums[front] > max(sums.values()) - 1e-5 if sums else line == 0
+        behind = [(made.depth[slot, j], -made.score[slot, j]) for j in range(line, held.sum())]
+        assert behind == sorted(behind)
+
+
+def test_no_other_markov_tree_expects_more():
+    tokens, log_q = markov(11, 6, 3, 3)
+    expected = np.asarray(growth.expected(grow_markov(tokens, log_q, 3, 5)))
+    every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
+    trees = [c for c in itertools.combinations(every, 5) if all(p[:-1] in c for p in c if len(p) > 1)]
+    for slot in range(6):
+        weight = {}
+        for path in every:
+            adds = [dict(followers(tokens[slot], log_q[slot], path[:d]))[path[d]] for d in range(len(path))]
+            weight[path] = np.exp(sum(adds))
+        assert expected[slot] == pytest.approx(1 + max(sum(map(weight.get, t)) for t in trees), abs=1e-5)
+
+
+def test_a_narrow_beam_finds_a_tree_that_is_no_better():
+    tokens, log_q = markov(4, 100, 4)
+    best, narrow = (jax.tree.map(np.asarray, grow_markov(tokens, log_q, 4, 15, width)) for width in (None, 2))
+    check_order(narrow)
+    assert np.isfinite(narrow.score).all()
+    expected = [np.asarray(growth.expected(made)) for made in (best, narrow)]
+    assert (expected[1] <= expected[0] + 1e-5).all() and (expected[1] < expected[0] - 1e-3).any()
+
+
+# --- Less of a tree, and two trees in one ---
+
+
+def test_the_best_of_the_best_are_the_best():
+    tokens, log_q = drafts(12, 30, 5, 12)
+    large = grow(tokens, log_q, 12)
+    for count in (0, 1, 5, 12):
+        deepest = np.arange(30, dtype=np.int32) % 7
+        cut = jax.tree.map(np.asarray, jax.jit(growth.first)(large, np.full(30, count, np.int32), deepest))
+        check_order(cut)
+        for slot in range(30):
+            wanted = heap(tokens[slot, : deepest[slot]], log_q[slot], count) if deepest[slot] else {}
+            # A tree of 12 nodes may hold fewer than `count` so near the root.
+            assert paths(cut, slot).keys() == {p for p in wanted if p in paths(jax.tree.map(np.asarray, large), slot)}
+
+
+def test_two_trees_in_one_hold_shared_paths_once():
+    # Half of the slots draft the same tokens with other probabilities, so paths are shared there.
+    tokens, log_q = drafts(2, 60, 4, 10)
+    tokens[::2] = drafts(1, 60, 4, 10)[0][::2]
+    one, two = (jax.tree.map(np.asarray, grow(*draft, 10)) for draft in (drafts(1, 60, 4, 10), (tokens, log_q)))
+    twice = 0
+    for nodes in (7, 20):
+        made = jax.tree.map(np.asarray, jax.jit(growth.merged, static_argnums=2)(one, two, nodes))
+        check_order(made)
+        for slot in range(60):
+            a, b = paths(one, slot), paths(two, slot)
+            union = {p: max(a.get(p, -np.inf), b.get(p, -np.inf)) for p in a.keys() | b.keys()}
+            twice += len(a) + len(b) - len(union)
+            wanted = sorted(union.values(), reverse=True)[:nodes]
+            found = paths(made, slot)
+            assert found.keys() <= union.keys() and len(found) == len(wanted)
+            assert all(abs(found[p] - union[p]) < 1e-6 for p in found)
+            np.testing.assert_allclose(sorted(found.values(), reverse=True), wanted, atol=1e-6)
+    assert twice > 60
 
 
 def test_how_many_pairs_are_looked_at():
@@ -108,7 +240,7 @@ def test_width_one_is_the_chain():
 def test_rows_are_a_tree_with_the_likeliest_chain_in_front(rows):
     tokens, log_q = drafts(6, 9, 6, 8)
     made, count = grow(tokens, log_q, 8), np.array([0, 1, 2, 3, 4, 5, 6, 7, 8], np.int32)
-    rows_of = block(np.full(9, 3, np.int32), made, count, rows)
+    rows_of = jax.tree.map(np.asarray, block(np.full(9, 3, np.int32), made, count, rows))
     for slot in range(9):
         parents, held = np.asarray(rows_of.parents[slot]), int(count[slot]) + 1
         assert np.asarray(rows_of.valid[slot]).sum() == held
@@ -144,7 +276,8 @@ def test_slots_and_spare_rows_change_nothing():
 @functools.cache
 def walks():
     tokens, log_q = drafts(9, 500, 4, 6)
-    return tokens, block(np.zeros(500, np.int32), grow(tokens, log_q, 12), np.full(500, 12, np.int32), 13)
+    rows = block(np.zeros(500, np.int32), grow(tokens, log_q, 12), np.full(500, 12, np.int32), 13)
+    return tokens, jax.tree.map(np.asarray, rows)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -4,20 +4,21 @@
     python bench/kernels.py --small               those of the tests (a CPU, seconds)
 
 For each shape: milliseconds (median of the repeats, warm), GB/s of cache read, and the share of the floor,
-the time that this device needs to read the cache once at the bandwidth measured in the same run. Peers:
-XLA's path; `jax.nn.dot_product_attention` with the mask written out; tokamax's, if it is installed. None
-of the peers reads by packed bits, and none promises bits: they say what speed is to be had. The last line is JSON.
+the time that this device needs to read the cache once at the bandwidth measured in the same run. Beside ours
+stand those of `peer_attention.py`, JAX's own and tokamax's (`pip install tokamax`), or why they cannot
+compute the shape. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +28,10 @@ import numpy as np
 from jspec.decoding import tree
 from jspec.measure import hardware
 from jspec.target.cache import pack, storage_dtype, unpack
-from pallas_kernels.tree_attention import api, reference, shapes
+from pallas_kernels.tree_attention import api, shapes
+
+sys.path.insert(0, str(Path(__file__).parent))
+import peer_attention
 
 
 def bandwidth(size: int) -> float:
@@ -67,60 +71,54 @@ def arguments(shape: shapes.Shape) -> tuple[Any, ...]:
     return q, k, v, rows
 
 
-def jax_own(q: Any, k: Any, v: Any, rows: api.Rows) -> Any:
-    """`jax.nn.dot_product_attention`, from the layout that it wants."""
-    k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
-    mask = reference.mask(rows, k.shape[1])[:, None]
-    return jax.nn.dot_product_attention(q.astype(k.dtype), k, v, mask=mask)
-
-
-def tokamax_own(q: Any, k: Any, v: Any, rows: api.Rows) -> Any:
-    """tokamax's attention, which chooses its kernel itself."""
-    import tokamax
-
-    k, v = (x.transpose(0, 2, 1, 3) for x in (k, v))
-    mask = reference.mask(rows, k.shape[1])[:, None]
-    return tokamax.dot_product_attention(q.astype(k.dtype), k, v, mask=mask)
-
-
-def implementations(shape: shapes.Shape) -> dict[str, Any]:
-    """What can compute a shape here, as functions of the arguments; text is the reason why not."""
+def implementations(shape: shapes.Shape, call: tuple[Any, ...]) -> dict[str, Any]:
+    """What can compute a shape here: a function and its arguments; text is the reason why not."""
     here = jax.default_backend()
     found: dict[str, Any] = {}
+    q, k, v, rows = call
+    held = storage_dtype(k.dtype)
+    cache = pack(k.astype(jnp.float32), held), pack(v.astype(jnp.float32), held)
     for name in ("tpu", "gpu", "xla"):
         if not api.runs_on(name, here):
             continue
         each = shapes.for_gpu(shape) if name == "gpu" else shape
         why = api.module(name).refuses(each)
-        found[name] = why or functools.partial(api.attend, name, key_block=each.key_block, cap=each.cap)
-    found["jax"] = "has no cap" if shape.cap else jax_own
-    if importlib.util.find_spec("tokamax") is None:
-        found["tokamax"] = "not installed"
-    else:
-        found["tokamax"] = "has no cap here" if shape.cap else tokamax_own
+        found[name] = why or (_ours(name, each), (q, *cache, rows))
+    for name, peer in peer_attention.PEERS.items():
+        why = peer_attention.refuses(peer, shape, here)
+        found[name] = why or (peer.run(shape), peer.prepare(shape, *call))
     return found
+
+
+def _ours(name: str, shape: shapes.Shape) -> Callable[..., Any]:
+    run = functools.partial(api.attend, name, key_block=shape.key_block, cap=shape.cap)
+    return lambda q, k, v, rows: run(q, unpack(k), unpack(v), rows)
 
 
 def measure(shape: shapes.Shape, rate: float, repeats: int, inner: int) -> list[dict[str, Any]]:
     """Rows of one shape; implementations take turns, so that drift meets all of them."""
-    q, k, v, rows = arguments(shape)
-    held = storage_dtype(k.dtype)
-    k, v = pack(k.astype(jnp.float32), held), pack(v.astype(jnp.float32), held)
     runs, out = {}, []
-    for name, run in implementations(shape).items():
-        if isinstance(run, str):
-            out.append({"shape": shape.name(), "kernel": name, "refused": run})
-            continue
-        runs[name] = jax.jit(lambda q, k, v, rows, run=run: run(q, unpack(k), unpack(v), rows))
-        jax.block_until_ready(runs[name](q, k, v, rows))
+    for name, found in implementations(shape, arguments(shape)).items():
+        if not isinstance(found, str):
+            run, call = jax.jit(found[0]), found[1]
+            try:
+                jax.block_until_ready(run(*call))
+            except Exception as e:
+                # A peer says only when it is tried what it cannot do; ours have refused before.
+                if name not in peer_attention.PEERS:
+                    raise
+                found = f"{type(e).__name__}: {str(e).strip().splitlines()[0][:200]}"
+            else:
+                runs[name] = run, call
+                continue
+        out.append({"shape": shape.name(), "kernel": name, "refused": found})
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
-        for name, run in runs.items():
-            seconds[name].append(_seconds(run, (q, k, v, rows), inner))
-    want = np.asarray(runs["xla"](q, k, v, rows)).reshape(-1)
-    for name, run in runs.items():
+        for name, (run, call) in runs.items():
+            seconds[name].append(_seconds(run, call, inner))
+    want = _numbers(*runs["xla"])
+    for name, (run, call) in runs.items():
         median = statistics.median(seconds[name])
-        error = float(np.abs(np.asarray(run(q, k, v, rows), np.float32).reshape(-1) - want).max())
         out.append(
             {
                 "shape": shape.name(),
@@ -128,10 +126,14 @@ def measure(shape: shapes.Shape, rate: float, repeats: int, inner: int) -> list[
                 "ms": round(median * 1e3, 4),
                 "gb_s": round(shape.cache_bytes / median / 1e9, 1),
                 "of_floor": round(shape.cache_bytes / rate / median, 3),
-                "from_xla": error,
+                "from_xla": float(np.abs(_numbers(run, call) - want).max()),
             }
         )
     return out
+
+
+def _numbers(run: Callable[..., Any], call: tuple[Any, ...]) -> np.ndarray:
+    return np.asarray(run(*call), np.float32).reshape(-1)
 
 
 def table(asked: Sequence[shapes.Shape], repeats: int, inner: int) -> dict[str, Any]:

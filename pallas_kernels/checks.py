@@ -17,6 +17,30 @@ MIB = 1 << 20
 _SIZES = {"f64": 8, "s64": 8, "u64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2}
 _MADE = re.compile(r"^\s*(?:ROOT )?(%?[\w.-]+) = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
 _DOT = re.compile(r"stablehlo\.dot_general .*?: \(tensor<[^>]*x(\w+)>, tensor<[^>]*x(\w+)>\)")
+_VALUE = re.compile(r"^\s*(%\w+)(?::\d+)? = \"?(?:stablehlo\.|chlo\.|func\.)?(\w+)")
+_NARROWED = re.compile(r"stablehlo\.convert .*: \(tensor<[\dx]*f32>\) -> tensor<[\dx]*(?:bf16|f16)>")
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)(\w+)>")
+_KERNEL = re.compile(r"custom_call @(tpu_custom_call|mosaic_gpu_v2)\(")
+
+# Operations that hand a rounded number on as it is, and those that must have it in its narrow type.
+_MOVES = {
+    "reshape",
+    "transpose",
+    "broadcast_in_dim",
+    "slice",
+    "dynamic_slice",
+    "concatenate",
+    "pad",
+    "select",
+    "gather",
+}
+_KEEP = {"dot_general", "custom_call", "dynamic_update_slice", "scatter", "bitcast_convert"}
+
+SUBLANES = 8  # rows of a TPU's tile of 32-bit numbers, and of the least tile of a GPU's matrix unit
+# Rows that the kernels' own products want, by dtype of an operand.
+_KERNEL_ROWS = {"tpu_custom_call": {"f32": 8, "bf16": 16}, "mosaic_gpu_v2": {"f32": 64, "bf16": 64}}
+# What XLA's GPU compiler chooses by timing: library calls, and the tiles of its own products.
+_TIMED = re.compile(r'custom_call_target="__cu(?:blas|dnn)[^"]*"|"kind":"__triton_(?:nested_)?gemm[^"]*"')
 
 
 def _made(hlo: str) -> list[tuple[str, str, list[int], int, str]]:
@@ -76,16 +100,99 @@ def missing_donation(compiled: Any, cache_bytes: int) -> list[str]:
     return [] if aliased >= cache_bytes else [f"{aliased:,} bytes in place, and the cache has {cache_bytes:,}"]
 
 
+def droppable_roundings(stablehlo: str) -> list[str]:
+    """Readings of a float32 that was rounded to a narrow type, by an operation that computes with it.
+
+    XLA may leave such a rounding out (`xla_allow_excess_precision`, on by default), and does so on a GPU:
+    what is meant as a rounding must be written as one, `lax.reduce_precision`. Products, stores and kernels
+    take their operands in the narrow type, so nothing can be left out before them.
+    """
+    bodies = [part.splitlines() for part in stablehlo.split("func.func ")[1:]]
+    taken: set[tuple[str, int]] = set()  # arguments of functions that are handed a rounded number
+    returned: set[str] = set()  # functions that return one
+    while True:
+        known = len(taken) + len(returned)
+        found = [line for body in bodies for line in _read_again(body, taken, returned)]
+        if len(taken) + len(returned) == known:
+            return found
+
+
+def _read_again(body: list[str], taken: set[tuple[str, int]], returned: set[str]) -> list[str]:
+    """Those of one function; adds to what is known of the functions that it calls, and of itself."""
+    found: list[str] = []
+    me = re.search(r"@(\w+)", body[0])
+    narrowed = {f"%arg{i}" for name, i in taken if me and name == me[1]}
+    for line in body[1:]:
+        match = _VALUE.match(line)
+        if match is None:
+            if me and re.match(r"    return ", line) and narrowed & set(re.findall(r"%\w+", line)):
+                returned.add(me[1])
+            continue
+        name, operation = match.groups()
+        rest = line[match.end() :]
+        if operation == "while":  # what it carries has another name inside
+            for inner, outer in re.findall(r"(%\w+) = (%\w+)", rest):
+                (narrowed.add if outer in narrowed else narrowed.discard)(inner)
+            continue
+        narrowed.discard(name)  # names of inner regions come again
+        operands = re.findall(r"%\w+", rest)
+        if _NARROWED.search(line):
+            narrowed.add(name)
+        elif operation == "call":
+            callee = re.findall(r"@(\w+)", rest)[0]
+            taken |= {(callee, i) for i, operand in enumerate(operands) if operand in narrowed}
+            narrowed |= {name} if callee in returned else set()
+        elif narrowed.isdisjoint(operands) or operation in _KEEP:
+            pass
+        elif operation in _MOVES:
+            narrowed.add(name)
+        else:
+            found.append(line.strip()[:160])
+    return found
+
+
+def unpadded_rows(stablehlo: str) -> list[str]:
+    """Products whose rows are not what the matrix unit wants: of weights, and of the kernels.
+
+    The rows of a product with a weight are the shorter axis of its result; the kernels' are the last but one
+    of the arrays that are shaped as their result.
+    """
+    found = []
+    for line in stablehlo.splitlines():
+        types = [([int(d) for d in sizes.split("x")[:-1]], dtype) for sizes, dtype in _TENSOR.findall(line)]
+        kernel = _KERNEL.search(line)
+        if kernel:
+            shape, wanted = types[-1][0], _KERNEL_ROWS[kernel[1]]
+            like = [(sizes, dtype) for sizes, dtype in types if len(sizes) == 4 and sizes == shape]
+            if any(sizes[-2] % wanted.get(dtype, 1) for sizes, dtype in like):
+                found.append(f"{kernel[1]} of {shape[-2]} rows")
+        elif "stablehlo.dot_general" in line and len(types[-1][0]) == 2 and min(types[-1][0]) % SUBLANES:
+            found.append(f"{min(types[-1][0])} rows: {line.strip()[:160]}")
+    return found
+
+
+def unkept_tuning(hlo: str, kept: bool) -> list[str]:
+    """Programs that a GPU's compiler chose by timing, where the next process would choose anew.
+
+    Args:
+      kept: whether the choices go to disk (`jspec.engine.tuning.store`).
+    """
+    return [] if kept else [match[0] for match in map(_TIMED.search, hlo.splitlines()) if match]
+
+
 def check(
-    lowered: Any, compiled: Any, *, cache_bytes: int, layer_elements: int, vocabulary: int
+    lowered: Any, compiled: Any, *, cache_bytes: int, layer_elements: int, vocabulary: int, kept: bool
 ) -> dict[str, list[str]]:
     """All of them on one program; copies are those of arguments, weights and cache among them."""
-    hlo = compiled.as_text()
+    source, hlo = lowered.as_text(), compiled.as_text()
     arguments = {math.prod(x.shape) for x in jax.tree.leaves(compiled.in_avals)}
     return {
-        "inexact_dots": inexact_dots(lowered.as_text()),
+        "inexact_dots": inexact_dots(source),
+        "droppable_roundings": droppable_roundings(source),
+        "unpadded_rows": unpadded_rows(source),
         "large_copies": large_copies(hlo, arguments),
         "scatters": scatters(hlo, layer_elements),
         "sorts": sorts(hlo, vocabulary),
         "missing_donation": missing_donation(compiled, cache_bytes),
+        "unkept_tuning": unkept_tuning(hlo, kept),
     }

@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jspec.engine import tuning
 from jspec.errors import JspecError
 from jspec.target import products
 from jspec.target.config import TargetConfig
@@ -123,7 +124,7 @@ class EngineConfig:
         """SHA-256 hex digest of all that decides the engine's bits.
 
         That is its fields, the kernel in use, the weights' dtype and how their products are laid out
-        (`TargetParams.products`), backend and JAX.
+        (`TargetParams.products`), backend and JAX; on a GPU also its kind and what its compiler chose by timing.
         """
         form = products.default(dtype) if form is None else form
         facts = dataclasses.asdict(self) | {
@@ -133,4 +134,6 @@ class EngineConfig:
             "backend": jax.default_backend(),
             "jax": jax.__version__,
         }
+        if facts["backend"] == "gpu":
+            facts |= {"device": jax.devices()[0].device_kind, "tuning": tuning.mark()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()

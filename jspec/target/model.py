@@ -24,7 +24,7 @@ from jax import Array
 from jspec.target import attention, moe, products, rope
 from jspec.target.cache import KVCache
 from jspec.target.config import MoeConfig, TargetConfig
-from jspec.target.primitives import add_bias, capped, gated
+from jspec.target.primitives import add_bias, capped, gated, rounded
 from jspec.target.primitives import linear as linear
 from jspec.target.primitives import rms_norm as rms_norm
 
@@ -163,7 +163,7 @@ def forward(
         q, k = (rope.rotate(y, *turns[c.rope_of(i)]) for y in (q, k))
         # A row that is not a number must not poison its neighbours, nor the slot's next user. Judged
         # as the cache will hold it: a finite float32 may still round to an infinity.
-        good = jnp.isfinite(k.astype(params.dtype)) & jnp.isfinite(v.astype(params.dtype))
+        good = jnp.isfinite(rounded(k, params.dtype)) & jnp.isfinite(rounded(v, params.dtype))
         finite &= jnp.all(good, axis=(-1, -2))
         k, v = jnp.where(good, k, 0.0), jnp.where(good, v, 0.0)
         keys[i] = attention.write(keys[i], k, columns)

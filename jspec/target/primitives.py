@@ -21,6 +21,15 @@ def linear(x: Array, weight: Array, form: Products | None = None) -> Array:
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
+def rounded(x: Array, dtype: jnp.dtype) -> Array:
+    """Float32 `x` with the digits that `dtype` keeps, still float32.
+
+    A conversion there and back would say the same, and XLA may leave it out: on a GPU it does.
+    """
+    kept = jnp.finfo(dtype)
+    return lax.reduce_precision(x, exponent_bits=kept.nexp, mantissa_bits=kept.nmant)
+
+
 def add_bias(x: Array, bias: Array | None) -> Array:
     """`x [..., n]` plus `bias [n]`, or as it is without one."""
     return x if bias is None else x + bias.reshape((1,) * (x.ndim - 1) + bias.shape)

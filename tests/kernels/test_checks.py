@@ -1,10 +1,20 @@
 """The static checks find what they look for: each is shown a program with the fault and one without."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
+from jspec.decoding import round as rounds
+from jspec.drafters.ngram import NGram
+from jspec.engine import static
+from jspec.target import model
 from pallas_kernels import checks
+from pallas_kernels.tree_attention import shapes, tpu
+from tests import tiny
+from tests.kernels.test_lowering import lowered
 
 CACHE = jax.ShapeDtypeStruct((4, 2, 1024, 64), jnp.float32)  # 2 MiB
 ROWS = jax.ShapeDtypeStruct((4, 2, 8, 64), jnp.float32)
@@ -66,3 +76,69 @@ def test_sorts_over_the_vocabulary():
     _, fault = built(lambda x: jnp.sort(x, axis=-1), logits)
     _, right = built(lambda x: jnp.max(x, axis=-1), logits)
     assert checks.sorts(fault.as_text(), 4096) and not checks.sorts(right.as_text(), 4096)
+
+
+def round_text(rows=8, slots=1, dtype=jnp.bfloat16):
+    """A whole round of the tiny target, as it is given to a compiler."""
+    config, drafter = tiny.engine(slots, rows=rows), NGram(proposals=rows - 1)
+    params = tiny.params(dtype)
+    state = static.init(config, drafter, params, None)
+    program = jax.jit(lambda params, state: rounds.round(config, drafter, params, None, state))
+    return program.lower(params, state).as_text()
+
+
+def test_roundings_that_xla_may_leave_out():
+    x = jnp.ones((8, 128))
+    fault = jax.jit(lambda x: jnp.isfinite(x.T.astype(jnp.bfloat16)))
+    back = jax.jit(lambda x: x.astype(jnp.bfloat16).reshape(-1).astype(jnp.float32) * 2)
+    called = jax.jit(lambda x: jnp.pad(x.astype(jnp.bfloat16), ((0, 1), (0, 0))).astype(jnp.float32))
+    right = jax.jit(lambda x: jnp.isfinite(lax.reduce_precision(x, 8, 7)))
+    kept = jax.jit(lambda x: jnp.dot(x.astype(jnp.bfloat16), x.T.astype(jnp.bfloat16)))
+    assert len(checks.droppable_roundings(fault.lower(x).as_text())) == 1
+    assert len(checks.droppable_roundings(back.lower(x).as_text())) == 1
+    assert len(checks.droppable_roundings(called.lower(x).as_text())) == 1
+    assert not checks.droppable_roundings(right.lower(x).as_text())
+    assert not checks.droppable_roundings(kept.lower(x).as_text())
+
+
+@pytest.mark.parametrize("dtype", tiny.DTYPES)
+def test_a_round_leaves_no_rounding_to_the_compiler(dtype, monkeypatch):
+    assert not checks.droppable_roundings(round_text(dtype=dtype))
+    if dtype == jnp.bfloat16:
+        # The fault that stood there: a GPU judged keys before they were rounded to what the cache holds.
+        monkeypatch.setattr(model, "rounded", lambda x, dtype: x.astype(dtype))
+        found = checks.droppable_roundings(round_text())
+        assert len(found) == 2 * tiny.T.layers and all("is_finite" in line for line in found)
+
+
+def test_rows_that_fill_no_tile():
+    assert not checks.unpadded_rows(round_text(rows=8))
+    fault = checks.unpadded_rows(round_text(rows=5))
+    assert fault and all(line.startswith("5 rows") for line in fault)
+
+
+def test_kernels_pad_their_rows(monkeypatch):
+    shape = dataclasses.replace(shapes.REAL[0], rows=5)  # 4 query heads a group: 20 rows
+    monkeypatch.setattr(tpu, "round_up", lambda x, unit: x)
+    fault = lowered("tpu", shape, "TPU v5 lite", "tpu", 1)
+    assert checks.unpadded_rows(fault) == ["tpu_custom_call of 20 rows"]
+    monkeypatch.undo()
+    assert not checks.unpadded_rows(lowered("tpu", shape, "TPU v5 lite", "tpu", 1))
+    pytest.importorskip("absl", reason="Mosaic GPU needs absl-py")
+    text = lowered("gpu", shapes.for_gpu(shape), "NVIDIA H200", "gpu", None)
+    assert "mosaic_gpu" in text and not checks.unpadded_rows(text)
+    assert checks.unpadded_rows(text.replace("x64x128x", "x20x128x")) == ["mosaic_gpu_v2 of 20 rows"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '%y = (f32[16,64], s8[4096]) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul"',
+        '%y = f32[16,64] fusion(%x, %w), kind=kCustom, backend_config={"kind":"__triton_nested_gemm_fusion"}',
+        '%y = f32[16,64] fusion(%x, %w), kind=kCustom, backend_config={"kind":"__triton_gemm"}',
+    ],
+)
+def test_choices_by_timing_that_nobody_keeps(line):
+    other = '%z = f32[8] fusion(%x), kind=kCustom, backend_config={"kind":"__triton"}'
+    assert len(checks.unkept_tuning(f"{line}\n{other}", kept=False)) == 1
+    assert not checks.unkept_tuning(f"{line}\n{other}", kept=True)

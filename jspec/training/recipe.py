@@ -19,7 +19,7 @@ from jspec.drafters.block.config import BlockConfig, spread
 from jspec.drafters.block.weights import BlockParams
 from jspec.errors import JspecError
 from jspec.target.checkpoint import Checkpoint
-from jspec.training import evaluate, loop, packing, texts
+from jspec.training import decoded, evaluate, loop, packing, plot, texts
 from jspec.training.features import Cached, Online
 from jspec.training.objective import Objective
 from jspec.training.optimizer import Optimizer
@@ -35,6 +35,7 @@ class Data:
     seed: int = 0  # of which texts are held out, of batches and first weights
     features: str = "cached"  # or `online`
     budget: float = 20.0  # GB that cached features may take
+    decoded: int = 0  # held-out prompts that are decoded at each evaluation, for true acceptance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,11 +78,13 @@ def read(path: Path) -> Recipe:
         return cls(**table)
 
     data = made(Data, "data")
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (data.held_out, data.seed))
+    whole = all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (data.held_out, data.seed, data.decoded)
+    )
     if not whole or data.features not in ("cached", "online") or not isinstance(data.budget, int | float):
         raise JspecError(
             f"`data` in `{path}` is `{dataclasses.asdict(data)}`.",
-            "whole `held_out` and `seed`, `features` of cached or online, `budget` in GB.",
+            "whole `held_out`, `seed` and `decoded`, `features` of cached or online, `budget` in GB.",
             "correct it.",
         )
     return Recipe(
@@ -208,7 +211,7 @@ def run(
     judged = others[0] if others else None
 
     def evaluated(params: BlockParams, step: int) -> Mapping[str, Any]:
-        return {} if judged is None else _judge(made, lent.replace(params=params), held, judged, recipe)
+        return {} if judged is None else _judge(made, lent.replace(params=params), ids, held, judged, recipe, target)
 
     state = loop.train(
         made,
@@ -223,6 +226,7 @@ def run(
         stop=stop,
         devices=devices,
     )
+    plot.draw(loop.read_metrics(out / "run"), out / "run" / "metrics.png")
     if int(state.step) < optimizer.steps:
         return None
     record = {
@@ -239,9 +243,15 @@ def run(
 
 
 def _judge(
-    made: BlockConfig, weights: block.BlockWeights, held: Sequence[Text], look: Online | Cached, recipe: Recipe
+    made: BlockConfig,
+    weights: block.BlockWeights,
+    ids: np.ndarray | None,
+    held: Sequence[Text],
+    look: Online | Cached,
+    recipe: Recipe,
+    target: Checkpoint,
 ) -> dict[str, Any]:
-    """Simulated acceptance, of all texts and of those without loops."""
+    """Simulated acceptance, of all texts and of those without loops; true acceptance of the first of them."""
     rows = evaluate.right(made, weights, held, look, recipe.shape, recipe.run.dtype)
     figures: dict[str, Any] = {}
     free = evaluate.loop_free(held, rows)
@@ -250,6 +260,11 @@ def _judge(
         figures[f"length_k{proposals}"] = round(walk.length, 4)
         figures[f"rates_k{proposals}"] = [round(rate, 4) for rate in walk.rates]
         figures[f"loop_free_length_k{proposals}"] = round(evaluate.walk(*free, proposals).length, 4)
+    if few := held[: recipe.data.decoded]:
+        longest = min(7, made.longest)
+        true = decoded.walk(made, weights.params, ids, target, few, longest, recipe.shape.length + 1)
+        figures[f"decoded_length_k{longest}"] = round(true.length, 4)
+        figures[f"decoded_simulated_length_k{longest}"] = round(evaluate.walk(few, rows[: len(few)], longest).length, 4)
     return figures | {"loop_free_texts": len(free[0])}
 
 

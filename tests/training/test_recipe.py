@@ -12,7 +12,7 @@ import pytest
 from jspec.cli import main
 from jspec.drafters import named
 from jspec.errors import JspecError
-from jspec.training import recipe, synthesise, texts
+from jspec.training import loop, recipe, synthesise, texts
 from jspec.training.texts import Prompt
 from tests import tiny
 from tests.hostile import checkpoint
@@ -31,6 +31,7 @@ shared_row = true
 confidence = "hidden"
 [data]
 held_out = 2
+decoded = 2
 [batch]
 rows = 2
 length = 96
@@ -88,7 +89,10 @@ def test_from_texts_to_a_drafter(target, answers, tmp_path):
     learned, held = recipe.split(found, 2, 0)
     assert len(held) == 2 and len(learned) == 3
     assert np.isin(np.concatenate([t.tokens[t.loss_mask] for t in learned]), weights.ids).all()
-    assert any("length_k7" in line for line in lines)
+    # The texts are the target's greedy answers, so decoding them accepts what was told from them.
+    last = loop.read_metrics(tmp_path / "out" / "run")[-1]["evaluation"]
+    assert last["decoded_length_k7"] == last["decoded_simulated_length_k7"] == last["length_k7"] > 1
+    assert (tmp_path / "out" / "run" / "metrics.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_texts_of_another_target_are_refused(target, answers, tmp_path):

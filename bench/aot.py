@@ -175,7 +175,7 @@ def schedules(chips: Sequence[str], asked: Sequence[shapes.Shape]) -> dict[tuple
     """Bundles of the TPU kernel, by chip and name of the shape.
 
     In a process of its own: libtpu is told once, when it is loaded, to write its schedules, and compiles three
-    times as long while it does. Before this process loads it, since only one may.
+    times as long while it does.
     """
     chips = [name for name in chips if not name.startswith("sm_")]
     asked = [shape for shape in asked if api.module("tpu").refuses(shape) is None]
@@ -183,7 +183,8 @@ def schedules(chips: Sequence[str], asked: Sequence[shapes.Shape]) -> dict[tuple
         return {}
     command = [sys.executable, __file__, "schedules", "--chips", *chips]
     given = json.dumps([dataclasses.asdict(shape) for shape in asked])
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    beside = os.environ | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # this process may have loaded it
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True, env=beside)
     found = json.loads(done.stdout.splitlines()[-1])
     return {(row["chip"], row["shape"]): compiler_reports.Bundles(row["step"], row["around"]) for row in found}
 

@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from jspec.engine import static
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.measure import hardware
+from jspec.startup import configure_cache
 from jspec.target import model
 from jspec.target.config import TargetConfig
 from pallas_kernels.tree_attention import shapes
@@ -115,14 +117,16 @@ def probed(plan: Plan) -> dict[str, Any]:
 
 
 def two_processes(plan: Plan) -> dict[str, Any]:
-    """The same questions in two processes: do autotuning and compilation give the same bits?"""
+    """The same questions in two processes sharing what the compiler chose and made, and in one that keeps nothing."""
     command = [sys.executable, __file__, "--probe"] + (["--tiny"] if plan.tiny else [])
     answers = []
-    for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-        answers.append(json.loads(done.stdout.splitlines()[-1]))
-    same = answers[0]["digest"] == answers[1]["digest"]
-    return {"same_bits": same, "same_fingerprint": answers[0]["fingerprint"] == answers[1]["fingerprint"], **answers[0]}
+    with tempfile.TemporaryDirectory() as folder:
+        for more in (["--cache", folder], ["--cache", folder], []):
+            done = subprocess.run(command + more, capture_output=True, text=True, timeout=240, check=True)
+            answers.append(json.loads(done.stdout.splitlines()[-1]))
+    first, second, alone = answers
+    same = {f"same_{key}": first[key] == second[key] for key in ("digest", "fingerprint")}
+    return same | {"alone_same_digest": first["digest"] == alone["digest"]} | first
 
 
 def verify(plan: Plan) -> list[dict[str, Any]]:
@@ -195,7 +199,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="written after every part")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--probe", action="store_true", help="only the probe, for a process of its own")
+    parser.add_argument("--cache", type=Path, help="of that process: where compiled programs and choices are kept")
     options = parser.parse_args()
+    if options.cache:
+        configure_cache(options.cache)
     plan = SHORT if options.tiny else FULL
     if options.probe:
         print(json.dumps(probed(plan), default=str))

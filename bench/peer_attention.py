@@ -91,7 +91,9 @@ def _flash(shape: Shape) -> Callable[..., Array]:
 
 def _tokamax(shape: Shape) -> Callable[..., Array]:
     import tokamax
+    from absl import flags
 
+    flags.FLAGS.mark_as_parsed()  # or it takes the command line for its own
     return lambda q, k, v, mask: tokamax.dot_product_attention(q, k, v, mask=mask, logits_soft_cap=shape.cap)
 
 

@@ -22,6 +22,8 @@ from safetensors.numpy import save as to_bytes
 
 from jspec.drafters.block import weights as block
 from jspec.drafters.block.config import BlockConfig
+from jspec.drafters.eagle3 import weights as eagle3
+from jspec.drafters.eagle3.config import EagleConfig
 from jspec.errors import JspecError
 from jspec.target import documents, shards
 from jspec.target.config import RopeConfig
@@ -36,6 +38,7 @@ DTYPES: Mapping[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "I32
 # Per kind of drafter: its configuration, and a function that makes a tree of the right shapes.
 KINDS: Mapping[str, tuple[type, Callable[[Any], Any]]] = {
     "block": (BlockConfig, lambda config: block.init(jax.random.key(0), config)),
+    "eagle3": (EagleConfig, lambda config: eagle3.init(jax.random.key(0), config)),
 }
 
 

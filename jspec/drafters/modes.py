@@ -55,3 +55,11 @@ def pick(
     if mode == "coupled":
         return samplings.choose(logits, position, sampling, ids), None
     return rejection.draw(logits, position, sampling, ids)
+
+
+def probability(logits: Array, columns: Array) -> Array:
+    """Of the chosen column under the softmax, `[B, K]` float32."""
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    total = jnp.sum(jnp.exp(logits - best), axis=-1)
+    chosen = jnp.take_along_axis(logits, columns[..., None], axis=-1)[..., 0]
+    return jnp.exp(chosen - best[..., 0]) / total

@@ -10,6 +10,9 @@ from jspec.drafters import files
 from jspec.drafters.base import Drafter, Plain
 from jspec.drafters.block import weights as block
 from jspec.drafters.block.drafter import BlockDrafter
+from jspec.drafters.eagle3 import weights as eagle3
+from jspec.drafters.eagle3.config import EagleConfig
+from jspec.drafters.eagle3.drafter import EagleDrafter
 from jspec.drafters.modes import mode_for
 from jspec.drafters.ngram import NGram
 from jspec.errors import JspecError
@@ -45,13 +48,13 @@ def drafter(name: str, target: Checkpoint, accept: str = "choice") -> tuple[Draf
 
 def load(
     folder: Path, target: Checkpoint, *, proposals: int, mode: str = "coupled", **options: Any
-) -> tuple[BlockDrafter, block.BlockWeights]:
+) -> tuple[Drafter, Any]:
     """A trained drafter from its folder.
 
     Args:
       proposals: K, tokens drafted a round.
       mode: `greedy`, `coupled` or `sampled` (`drafters/modes.py`).
-      options: further settings of the drafter, such as `threshold`.
+      options: further settings of the drafter, such as `heat`.
 
     Returns:
       the drafter and its weights, as `drafter=` of `jspec.generate` takes them.
@@ -61,5 +64,8 @@ def load(
     """
     saved = files.load(folder)
     files.check_target(saved, target.fingerprint, target.name)
+    if isinstance(saved.config, EagleConfig):
+        chain = EagleDrafter(config=saved.config, proposals=proposals, mode=mode, **options)
+        return chain, eagle3.lend(saved.config, saved.params, saved.ids, target.params, target.config)
     made = BlockDrafter(config=saved.config, proposals=proposals, mode=mode, **options)
     return made, block.lend(saved.config, saved.params, saved.ids, target.params, target.config)

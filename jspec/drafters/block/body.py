@@ -11,6 +11,7 @@ how products are computed (`linear`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,17 @@ from jspec.target.primitives import gated, rms_norm
 Linear = Callable[[Array, Array], Array]  # x [..., in] and weight [out, in] to [..., out], float32
 Attend = Callable[[int, Array, Array, Array], Array]  # layer, q, k, v of the block to [..., H * hd]
 Turn = tuple[Array, Array]  # cosine and sine
+
+
+class Ends(Protocol):
+    """What a target does at its two ends besides the product."""
+
+    @property
+    def embed_scale(self) -> float: ...
+    @property
+    def logit_scale(self) -> float: ...
+    @property
+    def logit_cap(self) -> float | None: ...
 
 
 def context(
@@ -89,7 +101,7 @@ def rows(
     return rms_norm(x, params.final_norm, c.norm_eps)
 
 
-def logits(config: BlockConfig, hidden: Array, head: Array, linear: Linear = primitives.linear) -> Array:
+def logits(config: Ends, hidden: Array, head: Array, linear: Linear = primitives.linear) -> Array:
     """`hidden [..., D]` to logits over the draft vocabulary, `[..., Vd]` float32."""
     z = linear(hidden, head)
     if config.logit_scale != 1.0:
@@ -97,7 +109,7 @@ def logits(config: BlockConfig, hidden: Array, head: Array, linear: Linear = pri
     return primitives.capped(z, config.logit_cap)
 
 
-def embed(config: BlockConfig, table: Array, tokens: Array) -> Array:
+def embed(config: Ends, table: Array, tokens: Array) -> Array:
     """Rows of the target's embedding, `[..., D]` float32."""
     x = table[tokens].astype(jnp.float32)
     return x if config.embed_scale == 1.0 else x * jnp.float32(config.embed_scale)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from jspec.drafters import checks
 from jspec.errors import JspecError
 from jspec.target.config import RopeConfig, TargetConfig
 
 FAMILIES = ("dflash", "dflare", "dspark")
 MARKOV = ("vanilla", "gated", "rnn")
 CONFIDENCE = ("hidden", "markov")
-
-_FIX = "correct the drafter's configuration, or get the checkpoint again."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,43 +66,35 @@ class BlockConfig:
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
-            raise JspecError(f"the drafter's family is `{self.family!r}`.", ", ".join(FAMILIES) + ".", _FIX)
-        for name in ("target_layers", "vocab_size", "width", "layers", "heads", "kv_heads", "head_width", "ff_width"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise JspecError(f"`{name}` of the drafter is `{value!r}`.", "a whole number of at least 1.", _FIX)
-        if self.heads % self.kv_heads or self.head_width % 2:
-            raise JspecError(
-                f"the drafter has `{self.heads}` query and `{self.kv_heads}` key/value heads of width "
-                f"`{self.head_width}`.",
-                "key/value heads that divide the query heads, and an even width.",
-                _FIX,
-            )
+            raise JspecError(f"the drafter's family is `{self.family!r}`.", ", ".join(FAMILIES) + ".", checks.FIX)
+        checks.whole_numbers(
+            self, "target_layers", "vocab_size", "width", "layers", "heads", "kv_heads", "head_width", "ff_width"
+        )
+        checks.heads(self.heads, self.kv_heads, self.head_width)
         least = 1 if self.from_anchor else 2
         if not isinstance(self.block, int) or isinstance(self.block, bool) or not least <= self.block <= 128:
             raise JspecError(
                 f"the drafter's block has `{self.block!r}` rows.",
                 f"{least} to 128: it must predict at least one token.",
-                _FIX,
+                checks.FIX,
             )
         if not 0 <= self.mask_id < self.vocab_size:
             raise JspecError(
                 f"the drafter's mask token is `{self.mask_id}`.",
                 f"a row of the target's embedding, 0 to {self.vocab_size - 1}.",
-                _FIX,
+                checks.FIX,
             )
-        self._check_taps()
-        if self.draft_vocab is not None and not 1 <= self.draft_vocab <= self.vocab_size:
-            raise JspecError(f"the draft vocabulary has `{self.draft_vocab}` tokens.", f"1 to {self.vocab_size}.", _FIX)
+        checks.taps(self.taps, self.target_layers)
+        checks.draft_vocab(self.draft_vocab, self.vocab_size)
         if self.markov is not None and (self.markov not in MARKOV or self.rank < 1):
             raise JspecError(
                 f"the Markov head is `{self.markov!r}` of rank `{self.rank}`.",
                 f"{', '.join(MARKOV)} of a rank of at least 1; none at all for rank 0.",
-                _FIX,
+                checks.FIX,
             )
         if self.markov is None and (self.rank or self.shared_row):
             raise JspecError(
-                f"the drafter has rank `{self.rank}` and no Markov head.", "a rank only with a Markov head.", _FIX
+                f"the drafter has rank `{self.rank}` and no Markov head.", "a rank only with a Markov head.", checks.FIX
             )
         if self.confidence is not None and (
             self.confidence not in CONFIDENCE or (self.confidence == "markov" and self.markov is None)
@@ -111,26 +102,18 @@ class BlockConfig:
             raise JspecError(
                 f"the confidence head reads `{self.confidence!r}`, and the Markov head is `{self.markov}`.",
                 "`hidden`, or `markov` beside a Markov head.",  # known-failures DR-9
-                _FIX,
+                checks.FIX,
             )
         for name in ("windowed", "causal"):
             value = getattr(self, name)
             if list(value) != sorted(set(value)) or not all(0 <= i < self.layers for i in value):
                 raise JspecError(
-                    f"`{name}` of the drafter is `{value}`.", f"ascending layers from 0 to {self.layers - 1}.", _FIX
+                    f"`{name}` of the drafter is `{value}`.",
+                    f"ascending layers from 0 to {self.layers - 1}.",
+                    checks.FIX,
                 )
         if self.windowed and self.window < 1:
-            raise JspecError(f"the drafter's window is `{self.window}`.", "at least 1 position.", _FIX)
-
-    def _check_taps(self) -> None:
-        # The last block is out: what inference sees behind it is normed, what training cached is not (LD-13).
-        inside = all(isinstance(t, int) and -1 <= t < self.target_layers - 1 for t in self.taps)
-        if not self.taps or not inside or list(self.taps) != sorted(set(self.taps)):
-            raise JspecError(
-                f"the drafter taps the target's blocks `{list(self.taps)}`.",
-                f"at least one of -1 (the embedding) to {self.target_layers - 2}, ascending; not the last block.",
-                _FIX,
-            )
+            raise JspecError(f"the drafter's window is `{self.window}`.", "at least 1 position.", checks.FIX)
 
     @property
     def longest(self) -> int:
@@ -154,15 +137,7 @@ class BlockConfig:
 
     def check_target(self, target: TargetConfig) -> None:
         """Refuses a target of another shape than the drafter was made for."""
-        wanted = {"vocab_size": self.vocab_size, "width": self.width, "layers": self.target_layers}
-        for name, value in wanted.items():
-            if getattr(target, name) != value:
-                raise JspecError(
-                    f"`{self.family}` was made for a target whose `{name}` is `{value}`, and this one's is "
-                    f"`{getattr(target, name)}`.",
-                    "the target that the drafter was trained for.",
-                    "load that target, or a drafter for this one.",
-                )
+        checks.target(self, target)
 
 
 def spread(layers: int, count: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from jax import Array
 
 from jspec.decoding import tree
 from jspec.decoding.sampling import Sampling
-from jspec.drafters import modes
+from jspec.drafters import modes, vocabulary
 from jspec.drafters.base import Drafter, Proposal, Rows
 from jspec.drafters.block import body, confidence, markov
 from jspec.drafters.block.config import BlockConfig
@@ -164,11 +164,11 @@ class BlockDrafter(Drafter):
             given = before if c.confidence == "markov" else None
             sure = confidence.calibrated(params.confidence, confidence.logit(params.confidence, hidden, given))
         elif not self.draws:
-            sure = _probability(corrected, columns)
+            sure = modes.probability(corrected, columns)
         count = jnp.full(anchor.shape, self.proposals, jnp.int32)
         if self.threshold and sure is not None:
             count = jnp.sum(jnp.cumprod((sure >= self.threshold).astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
-        return Proposal(tokens=tokens, count=count, log_q=self._whole(weights, law), confidence=sure)
+        return Proposal(tokens=tokens, count=count, log_q=vocabulary.whole(law, weights.columns), confidence=sure)
 
     def _chain(
         self, weights: BlockWeights, hidden: Array, scores: Array, anchor: Array, ahead: Array, sampling: Sampling
@@ -192,13 +192,6 @@ class BlockDrafter(Drafter):
             previous = (column if weights.ids is None else weights.ids[column])[:, 0]
         law = jnp.concatenate(laws, axis=1) if laws else None
         return jnp.concatenate(columns, axis=1), law, jnp.stack(befores, axis=1), jnp.concatenate(corrected, axis=1)
-
-    def _whole(self, weights: BlockWeights, law: Array | None) -> Array | None:
-        """A law over the draft vocabulary as one over the target's: nothing elsewhere."""
-        if law is None or weights.columns is None:
-            return law
-        padded = jnp.pad(law, ((0, 0), (0, 0), (0, 1)), constant_values=-jnp.inf)
-        return jnp.take(padded, weights.columns, axis=-1)
 
     def _turn(self, positions: Array) -> tuple[Array, Array]:
         return rope.once(lambda: rope.angles(self.config.rope, self.config.head_width, positions), positions)
@@ -224,11 +217,3 @@ def _write(state: KVCache, made: Any, columns: Columns) -> KVCache:
 
 def _of(every: Array, slot: Array, count: int) -> Array:
     return every[slot + jnp.arange(count)]
-
-
-def _probability(logits: Array, columns: Array) -> Array:
-    """Of the chosen column under the softmax, `[B, K]` float32."""
-    best = jnp.max(logits, axis=-1, keepdims=True)
-    total = jnp.sum(jnp.exp(logits - best), axis=-1)
-    chosen = jnp.take_along_axis(logits, columns[..., None], axis=-1)[..., 0]
-    return jnp.exp(chosen - best[..., 0]) / total

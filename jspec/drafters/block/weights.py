@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jspec.drafters import vocabulary
 from jspec.drafters.block.config import BlockConfig
-from jspec.errors import JspecError
 from jspec.target.config import TargetConfig
 from jspec.target.model import TargetParams
 
@@ -150,43 +150,14 @@ def lend(
       JspecError: a target of another shape, or a vocabulary map that is missing or wrong.
     """
     config.check_target(shape)
-    check_ids(config, ids)
+    vocabulary.check(ids, config.draft_vocab, config.vocab_size)
     head = target.embed if target.head is None else target.head
     if ids is None:
         return BlockWeights(params=params, embed=target.embed, head=head, ids=None, columns=None)
-    columns = np.full((config.vocab_size,), config.head_size, np.int32)
-    columns[ids] = np.arange(config.head_size, dtype=np.int32)
     return BlockWeights(
         params=params,
         embed=target.embed,
         head=jnp.take(head, jnp.asarray(ids, jnp.int32), axis=0),
         ids=jnp.asarray(ids, jnp.int32),
-        columns=jnp.asarray(columns),
+        columns=jnp.asarray(vocabulary.columns(ids, config.vocab_size)),
     )
-
-
-def check_ids(config: BlockConfig, ids: np.ndarray | None) -> None:
-    """Refuses a vocabulary map that is missing, or names a token twice or one that is not there (LD-3, LD-4)."""
-    if ids is None:
-        if config.draft_vocab is not None and config.draft_vocab != config.vocab_size:
-            raise JspecError(
-                f"the draft vocabulary has `{config.draft_vocab}` of `{config.vocab_size}` tokens, and no map "
-                "says which.",
-                "a map from draft ids to target ids (`d2t`).",
-                "get the drafter's files again; the map is part of them.",
-            )
-        return
-    if ids.shape != (config.head_size,):
-        raise JspecError(
-            f"the vocabulary map has shape `{ids.shape}`.",
-            f"one entry for each of {config.head_size} draft tokens.",
-            "get the drafter's files again.",
-        )
-    outside = [int(t) for t in ids if not 0 <= t < config.vocab_size]
-    if outside or len(np.unique(ids)) != len(ids):
-        fault = f"names `{outside[0]}`" if outside else "names a token twice"
-        raise JspecError(
-            f"the vocabulary map {fault}.",
-            f"different target ids from 0 to {config.vocab_size - 1}; files hold offsets, `id - draft id`.",
-            "get the drafter's files again.",
-        )

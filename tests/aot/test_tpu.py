@@ -19,6 +19,7 @@ from pallas_kernels.tree_attention import shapes
 ENGINE = EngineConfig(
     target=dataclasses.replace(aot.QWEN3_4B, layers=2), slots=2, rows=8, max_length=1000, key_block=256, kernel="tpu"
 )
+LAYER = ENGINE.slots * ENGINE.target.kv_heads * ENGINE.capacity * ENGINE.target.head_width
 ONE_LAYER = dataclasses.replace(ENGINE.target, layers=1)
 
 
@@ -80,10 +81,9 @@ def test_batched_writes_and_a_sorted_vocabulary_are_caught(monkeypatch):
 
     monkeypatch.setattr(attention, "write", batched)
     monkeypatch.setattr(sampling, "first_largest", lambda x: jnp.argsort(x, axis=-1)[..., -1].astype(jnp.int32))
-    config = dataclasses.replace(ENGINE, target=ONE_LAYER)
-    lowered, cache, _ = aot.lower_round(aot.Chip("v5e"), config)
-    found = aot.check_round(lowered, lowered.compile(), config, cache)
-    assert found["scatters"] and found["sorts"]
+    lowered, *_ = aot.lower_round(aot.Chip("v5e"), dataclasses.replace(ENGINE, target=ONE_LAYER))
+    before = lowered.as_text("hlo")  # the compiler makes loops of such scatters, and takes minutes for such sorts
+    assert checks.scatters(before, LAYER) and checks.sorts(before, ENGINE.target.vocab_size)
 
 
 def test_faults_that_the_source_shows_are_caught(monkeypatch):

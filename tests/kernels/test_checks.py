@@ -8,9 +8,11 @@ import pytest
 from jax import lax
 
 from jspec.decoding import round as rounds
+from jspec.decoding import sampling
 from jspec.drafters.ngram import NGram
 from jspec.engine import static
-from jspec.target import model
+from jspec.target import attention, model
+from jspec.target.cache import pack
 from pallas_kernels import checks
 from pallas_kernels.tree_attention import shapes, tpu
 from tests import tiny
@@ -66,7 +68,6 @@ def test_donation():
 
 
 def test_scatters():
-    # As lowered text is turned into HLO, before a backend expands the scatter into a loop of its own.
     right, fault = (jax.jit(f).lower(CACHE, ROWS, START).as_text("hlo") for f in (sliced, batched))
     assert checks.scatters(fault, ELEMENTS) and not checks.scatters(right, ELEMENTS)
 
@@ -78,13 +79,17 @@ def test_sorts_over_the_vocabulary():
     assert checks.sorts(fault.as_text(), 4096) and not checks.sorts(right.as_text(), 4096)
 
 
-def round_text(rows=8, slots=1, dtype=jnp.bfloat16):
+def lowered_round(rows=8, slots=1, dtype=jnp.bfloat16):
     """A whole round of the tiny target, as it is given to a compiler."""
     config, drafter = tiny.engine(slots, rows=rows), NGram(proposals=rows - 1)
     params = tiny.params(dtype)
     state = static.init(config, drafter, params, None)
     program = jax.jit(lambda params, state: rounds.round(config, drafter, params, None, state))
-    return program.lower(params, state).as_text()
+    return config, program.lower(params, state)
+
+
+def round_text(**shape):
+    return lowered_round(**shape)[1].as_text()
 
 
 def test_roundings_that_xla_may_leave_out():
@@ -142,3 +147,18 @@ def test_choices_by_timing_that_nobody_keeps(line):
     other = '%z = f32[8] fusion(%x), kind=kCustom, backend_config={"kind":"__triton"}'
     assert len(checks.unkept_tuning(f"{line}\n{other}", kept=False)) == 1
     assert not checks.unkept_tuning(f"{line}\n{other}", kept=True)
+
+
+def test_a_round_writes_slices_and_sorts_nothing(monkeypatch):
+    config, right = lowered_round(slots=2)
+    layer = config.slots * tiny.T.kv_heads * config.capacity * tiny.T.head_width // 2  # two numbers in a word
+    before = right.as_text("hlo")
+    assert not checks.scatters(before, layer) and not checks.sorts(before, tiny.T.vocab_size)
+
+    def write(cache, rows, columns):
+        return batched(cache, pack(rows.transpose(0, 2, 1, 3), cache.dtype), columns.start)
+
+    monkeypatch.setattr(attention, "write", write)
+    monkeypatch.setattr(sampling, "first_largest", lambda x: jnp.argsort(x, axis=-1)[..., -1].astype(jnp.int32))
+    before = lowered_round(slots=2)[1].as_text("hlo")
+    assert len(checks.scatters(before, layer)) == 2 * tiny.T.layers and checks.sorts(before, tiny.T.vocab_size)

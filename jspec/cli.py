@@ -4,7 +4,7 @@
     jspec bench --dataset-name gsm8k --dataset-path $DATA/eval --num-prompts 16
     jspec doctor
 
-A table or text for people comes first; the last line of `bench` and `doctor` is one JSON document
+A table or text for people comes first; the last line of `bench`, `convert` and `doctor` is one JSON document
 for programs. Wrong input ends with a message in three parts and exit code 2.
 """
 
@@ -147,6 +147,22 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--texts", nargs="+", required=True, metavar="DIR", help="folders of texts by this target")
     train.add_argument("--out", required=True, metavar="DIR", help="takes features, saves, metrics and the drafter")
     train.add_argument("--devices", type=int, default=1, metavar="N", help="that share a batch (default: 1)")
+
+    convert = verbs.add_parser("convert", help="rewrite a drafter that others published, or publish one of ours")
+    convert.set_defaults(run=_convert)
+    convert.add_argument("source", metavar="SOURCE", help="folder of a drafter; its format is told by what it holds")
+    convert.add_argument("out", metavar="OUT", help="folder to write, new or empty")
+    convert.add_argument(
+        "--target", metavar="TARGET", help="the model it drafts for, as --model of other verbs; it is compared with it"
+    )
+    convert.add_argument(
+        "--to", default="jspec", metavar="FORMAT", help="jspec (default), or a published format: see docs/drafters.md"
+    )
+    convert.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a hub id")
+    convert.add_argument(
+        "--dtype", choices=("auto", "bfloat16", "float32"), help="of the drafter's weights (default: the files' own)"
+    )
+    convert.add_argument("--cache-dir", metavar="DIR", help="folder for compiled programs")
 
     doctor = verbs.add_parser("doctor", parents=[common], help="say what was understood and what is guaranteed")
     doctor.set_defaults(run=_doctor)
@@ -437,6 +453,17 @@ def _train(options: argparse.Namespace) -> int:
         )
     print("stopped; the same command goes on" if made is None else made)
     return 0 if made is not None else 130
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from jspec.drafters.formats import convert
+    from jspec.target import loading
+
+    target = loading.load(options.target, revision=options.revision)
+    told = convert.convert(Path(options.source), Path(options.out), target, options.to, options.dtype)
+    print("\n".join(told.lines))
+    print(json.dumps(told.facts))
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

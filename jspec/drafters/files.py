@@ -33,7 +33,10 @@ FORMAT = "jspec.drafter"
 VERSION = 1
 CONFIG = "config.json"
 IDS = "ids"
-DTYPES: Mapping[str, Any] = {"F32": np.float32, "BF16": ml_dtypes.bfloat16, "I32": np.int32}
+DTYPES: Mapping[str, Any] = {
+    **{"F32": np.float32, "BF16": ml_dtypes.bfloat16, "I32": np.int32},  # of our files
+    **{"F16": np.float16, "I64": np.int64, "BOOL": np.bool_},  # and of published ones
+}
 
 # Per kind of drafter: its configuration, and a function that makes a tree of the right shapes.
 KINDS: Mapping[str, tuple[type, Callable[[Any], Any]]] = {
@@ -73,11 +76,13 @@ def save(folder: Path, saved: Saved, dtype: Any = jnp.bfloat16) -> None:
         "config": dataclasses.asdict(saved.config),
         "record": dict(saved.record),
     }
+    put(folder, {shards.SINGLE: to_bytes(tensors), CONFIG: (json.dumps(head, indent=1) + "\n").encode()})
+
+
+def put(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes files into a folder, each whole or not at all, in their order."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in (
-        (shards.SINGLE, to_bytes(tensors)),
-        (CONFIG, (json.dumps(head, indent=1) + "\n").encode()),
-    ):
+    for name, data in contents.items():
         partial = folder / (name + ".partial")
         partial.write_bytes(data)
         os.replace(partial, folder / name)
@@ -117,7 +122,7 @@ def load(folder: Path) -> Saved:
     if vocab is not None:
         wanted[IDS] = jax.ShapeDtypeStruct((vocab,), jnp.int32)
     _compare(folder / shards.SINGLE, wanted, found)
-    arrays = {name: _read(found[name]) for name in wanted}
+    arrays = {name: read_tensor(found[name]) for name in wanted}
     ids = arrays.pop(IDS, None)
     leaves = [jnp.asarray(arrays[name]) for name, _ in _leaves(shape)]
     params = jax.tree.unflatten(jax.tree.structure(shape), leaves)
@@ -193,12 +198,17 @@ def _compare(path: Path, wanted: Mapping[str, Any], found: Mapping[str, shards.T
             )
 
 
-def _read(tensor: shards.Tensor) -> np.ndarray:
+def read_tensor(tensor: shards.Tensor) -> np.ndarray:
+    """The values of one tensor, in its own dtype, one of `DTYPES`.
+
+    Raises:
+      JspecError: one of them is not finite.
+    """
     with open(tensor.file, "rb") as file:
         file.seek(tensor.offset)
         data = file.read(tensor.nbytes)
     array = np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
-    if tensor.dtype != "I32" and not np.isfinite(array.astype(np.float32)).all():
+    if tensor.dtype in ("F32", "BF16", "F16") and not np.isfinite(array.astype(np.float32)).all():
         raise JspecError(
             f"`{tensor.file}` has a number in `{tensor.name}` that is not finite.",
             "finite weights.",

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jspec.drafters import files
 from jspec.drafters.base import Drafter, Plain
 from jspec.drafters.block import weights as block
 from jspec.drafters.block.drafter import BlockDrafter
 from jspec.drafters.eagle3 import weights as eagle3
 from jspec.drafters.eagle3.config import EagleConfig
 from jspec.drafters.eagle3.drafter import EagleDrafter
+from jspec.drafters.formats import convert
 from jspec.drafters.modes import mode_for
 from jspec.drafters.ngram import NGram
 from jspec.errors import JspecError
@@ -49,7 +49,7 @@ def drafter(name: str, target: Checkpoint, accept: str = "choice") -> tuple[Draf
 def load(
     folder: Path, target: Checkpoint, *, proposals: int, mode: str = "coupled", **options: Any
 ) -> tuple[Drafter, Any]:
-    """A trained drafter from its folder.
+    """A trained drafter from its folder, in our format or a published one.
 
     Args:
       proposals: K, tokens drafted a round.
@@ -62,8 +62,7 @@ def load(
     Raises:
       JspecError: a folder that is damaged, or holds a drafter for another target.
     """
-    saved = files.load(folder)
-    files.check_target(saved, target.fingerprint, target.name)
+    saved = convert.load(folder, target)
     if isinstance(saved.config, EagleConfig):
         chain = EagleDrafter(config=saved.config, proposals=proposals, mode=mode, **options)
         return chain, eagle3.lend(saved.config, saved.params, saved.ids, target.params, target.config)

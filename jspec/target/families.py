@@ -145,7 +145,7 @@ def _dense(doc: Document, d: _Defaults, rope: RopeConfig | None = None) -> Targe
     if activation not in ("silu", "gelu_pytorch_tanh"):
         doc.refuse(f"gives `{d.activation_key}` as `{activation}`", "`silu` or `gelu_pytorch_tanh`")
     if rope is None:
-        rope = read_rope(doc, _rope_settings(doc), doc.number("rope_theta", None), d.theta, positions)
+        rope = read_rope(doc, rope_settings(doc), doc.number("rope_theta", None), d.theta, positions)
     return TargetConfig(
         family=doc.text("model_type"),
         vocab_size=doc.integer("vocab_size", d.vocab),
@@ -220,7 +220,7 @@ def _gemma2(doc: Document) -> TargetConfig:
 
 
 def _gemma3(doc: Document) -> TargetConfig:
-    settings = _rope_settings(doc) or {}
+    settings = rope_settings(doc) or {}
     nested = [key for key in ("full_attention", "sliding_attention") if key in settings]
     if nested and len(nested) != len(settings):
         doc.refuse("gives rope settings both for layer kinds and for all layers", "one or the other")
@@ -317,7 +317,7 @@ _ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _rope_settings(doc: Document) -> dict[str, object] | None:
+def rope_settings(doc: Document) -> dict[str, object] | None:
     """`rope_scaling` or `rope_parameters`, whichever is there."""
     old, new = doc.child("rope_scaling"), doc.child("rope_parameters")
     if old is not None and new is not None and old.data != new.data:

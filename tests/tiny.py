@@ -71,7 +71,7 @@ class Trace:
         return self.result.tokens
 
 
-def decode(config, weights, requests, *, drafter=None, lent=None, order=None) -> list[Trace]:
+def decode(config, weights, requests, *, drafter=None, lent=None, order=None, branching=None) -> list[Trace]:
     """Decodes `requests` in the order `order` and returns their traces in their own order.
 
     lent: the drafter's weights; what `drafter.weights` returns when left out.
@@ -87,7 +87,13 @@ def decode(config, weights, requests, *, drafter=None, lent=None, order=None) ->
         columns[index] = tuple(bits(x)[slot, :, :held].copy() for x in (*state.cache.keys, *state.cache.values))
 
     results = generate(
-        config, weights, [requests[i] for i in order], drafter=drafter, weights=lent, on_finish=on_finish
+        config,
+        weights,
+        [requests[i] for i in order],
+        drafter=drafter,
+        weights=lent,
+        on_finish=on_finish,
+        branching=branching,
     )
     traces = {i: Trace(r, columns.get(n, ())) for n, (i, r) in enumerate(zip(order, results, strict=True))}
     return [traces[i] for i in range(len(requests))]

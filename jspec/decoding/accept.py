@@ -31,6 +31,11 @@ def accept(block: Block, choice: Array) -> Array:
     return jnp.all(agrees[:, None, :] | (above == 0), axis=-1)
 
 
+def path(accepted: Array) -> Array:
+    """The accepted rows from the root down, then the others: `[B, N]` int32. Parents stand before children."""
+    return jnp.argsort(~accepted, axis=1, stable=True).astype(jnp.int32)
+
+
 def committed(block: Block, accepted: Array) -> Array:
     """How many leading rows may commit, `[B]` int32, at least 1.
 

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jspec.decoding import branching as branchings
 from jspec.decoding import state as states
+from jspec.decoding.branching import Branching
 from jspec.decoding.request import Request, Result, TokenLogprob, admission, capped, check
 from jspec.decoding.round import check_rule
 from jspec.decoding.state import DecodeState, RoundInfo
@@ -95,6 +97,7 @@ def decode(
     times: RoundTimes | None = None,
     tokenizer: TextSource | None = None,
     accept: str = "choice",
+    branching: Branching | None = None,
     abort: Abort | None = None,
 ) -> Iterator[Event]:
     """Decodes requests in the order given, `B` at a time.
@@ -113,6 +116,7 @@ def decode(
       tokenizer: turns tokens into text, which stop strings need; events and results then carry it.
       accept: `choice` (the text does not depend on the drafter), or `rejection` (only its law does
         not).
+      branching: drafts are trees; None, chains.
       abort: asked after each round of a request that goes on; true ends it there, as `abort`, and
         frees its slot.
 
@@ -123,6 +127,7 @@ def decode(
     drafter = drafter or Plain()
     check_rule(accept)
     check_drafter(config, drafter)
+    branchings.check(branching, config, accept)
     state = static.init(config, drafter, params, weights)
     queue = iter(enumerate(requests))
     slots: list[_Slot | None] = [None] * config.slots
@@ -148,7 +153,9 @@ def decode(
         if not any(slots):
             return
         shaped = any(slot is not None and slot.request.shaped for slot in slots)
-        state, info = _step(config, drafter, params, weights, state, times, accept, shaped, _processed(slots))
+        state, info = _step(
+            config, drafter, params, weights, state, times, accept, shaped, _processed(slots), branching
+        )
         for number, slot in enumerate(slots):
             if slot is None:
                 continue
@@ -196,6 +203,7 @@ def generate(
     on_finish: OnFinish | None = None,
     tokenizer: TextSource | None = None,
     accept: str = "choice",
+    branching: Branching | None = None,
     abort: Abort | None = None,
 ) -> list[Result]:
     """All results, in the order of the requests. Arguments as in `decode`.
@@ -215,6 +223,7 @@ def generate(
         on_finish=on_finish,
         tokenizer=tokenizer,
         accept=accept,
+        branching=branching,
         abort=abort,
     )
     results = {event.index: event.result for event in events if event.result is not None}
@@ -228,10 +237,11 @@ def warm_up(
     drafter: Drafter | None = None,
     weights: Any = None,
     accept: str = "choice",
+    branching: Branching | None = None,
 ) -> None:
     """Runs every program of an engine once, so that no later request compiles, whatever it asks for."""
     request = Request(prompt=(0, 0), max_tokens=1, temperature=0.0, presence_penalty=1.0, logprobs=0)
-    generate(config, params, [request], drafter=drafter, weights=weights, accept=accept)
+    generate(config, params, [request], drafter=drafter, weights=weights, accept=accept, branching=branching)
     state = static.init(config, drafter or Plain(), params, weights)
     jax.block_until_ready(static.cancel(state, jnp.int32(0)).finish)
 
@@ -331,11 +341,20 @@ def _step(
     rule: str,
     shaped: bool,
     processed: Array | None,
+    branching: Branching | None,
 ) -> tuple[DecodeState, Any]:
     if times is None or rule != "choice" or shaped or processed is not None:
         began = time.perf_counter()
         state, info = static.step(
-            config, drafter, params, weights, state, rule=rule, shaped=shaped, processed=processed
+            config,
+            drafter,
+            params,
+            weights,
+            state,
+            rule=rule,
+            shaped=shaped,
+            processed=processed,
+            branching=branching,
         )
         info = jax.device_get(info)
         if times is not None:  # only the parts of a plain round are told apart
@@ -343,12 +362,22 @@ def _step(
             times.rounds += 1
         return state, info
     t0 = time.perf_counter()
-    block, proposed = jax.block_until_ready(static.draft(config, drafter, weights, state))
+    block, proposed = jax.block_until_ready(static.draft(config, drafter, weights, state, branching=branching))
     t1 = time.perf_counter()
     out = jax.block_until_ready(static.verify(config, params, state.cache, block))
     t2 = time.perf_counter()
     logits, features, finite, cache = out
-    state, info = static.commit(drafter, weights, state.replace(cache=cache), block, proposed, logits, features, finite)
+    state, info = static.commit(
+        drafter,
+        weights,
+        state.replace(cache=cache),
+        block,
+        proposed,
+        logits,
+        features,
+        finite,
+        branching=branching,
+    )
     info = jax.device_get(info)
     times.draft += t1 - t0
     times.verify += t2 - t1

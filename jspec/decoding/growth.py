@@ -218,7 +218,7 @@ def _reordered(made: Growth, order: Array) -> Growth:
 
 def chain(tokens: Array, count: Array, nodes: int) -> Growth:
     """The tree of width one: the first `count [B]` of `tokens [B, K]`, as far as `nodes` go; all equally sure."""
-    tokens = tokens[:, :nodes]
+    tokens = jnp.pad(tokens[:, :nodes], ((0, 0), (0, 0 if tokens.shape[1] else 1)))  # a growth is never empty
     order = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     return Growth(
         tokens=tokens,

@@ -23,12 +23,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from jspec.decoding import accept, processors, rejection, sampling, tree
+from jspec.decoding import branching as branchings
+from jspec.decoding.branching import Branching
 from jspec.decoding.state import ERROR, LAWLESS, LENGTH, RUNNING, STOP, DecodeState, RoundInfo
 from jspec.decoding.tree import Block
 from jspec.drafters.base import Drafter, Proposal, Rows
 from jspec.engine.config import EngineConfig
 from jspec.errors import JspecError
 from jspec.target import attention, model
+from jspec.target import cache as kv
 from jspec.target.cache import KVCache
 from jspec.target.features import Features
 from jspec.target.model import TargetParams
@@ -47,12 +50,21 @@ def check_rule(rule: str) -> None:
         )
 
 
-def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array]:
+def draft(
+    config: EngineConfig,
+    drafter: Drafter,
+    weights: Any,
+    state: DecodeState,
+    *,
+    branching: Branching | None = None,
+) -> tuple[Block, Array]:
     """The block to verify, and how many rows of each slot are proposals, `[B]` int32.
 
     A slot that is done proposes nothing, and no slot proposes beyond its limit: those tokens could
     not be emitted.
     """
+    if branching is not None:
+        return branchings.draft(config, branching, drafter, weights, state)
     block, count, _ = _draft(config, drafter, weights, state)
     return block, count
 
@@ -131,6 +143,7 @@ def commit(
     log_q: Array | None = None,
     *,
     rule: str = "choice",
+    branching: Branching | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
     """Chooses, accepts, and moves every running slot on.
 
@@ -148,11 +161,24 @@ def commit(
         choice, lawful = rejection.choose(logits, log_q, block, position, settings)
     else:
         choice = sampling.choose(logits, position, settings)
-    whole = accept.committed(block, accept.accept(block, choice))  # rows that commit, [B]
+    accepted = accept.accept(block, choice)
+    whole = accept.committed(block, accepted)  # rows that commit, [B]
+    sound = finite & jnp.isfinite(jnp.max(logits, axis=-1))
+    seen = Rows(slot=jnp.int32(0), tokens=block.tokens, features=features, start=state.length - 1, count=whole)
+    cache, reached, path = state.cache, whole, None  # `reached`: rows on the path, [B]
+    if branching is not None:  # in a chain the path is the first rows
+        path = accept.path(accepted)
+        choice, sound = (jnp.take_along_axis(x, path, axis=1) for x in (choice, sound))
+        seen = seen.replace(
+            tokens=jnp.take_along_axis(block.tokens, path, axis=1),
+            features=features.replace(values=jnp.take_along_axis(features.values, path[..., None], axis=1)),
+        )
+        reached = jnp.sum(accepted, axis=1, dtype=jnp.int32)
+        if branching.exact == "off":
+            whole, cache = reached, kv.reordered(cache, path)
 
     # What ends the request first: a row that is not a number, an end token, or the limit.
     in_path = order < whole[:, None]
-    sound = finite & jnp.isfinite(jnp.max(logits, axis=-1))
     is_end = jnp.any(choice[:, :, None] == state.end_ids[:, None, :], axis=-1)
     first_bad = _first(in_path & ~sound, rows)
     first_end = _first(in_path & is_end, rows)
@@ -168,19 +194,25 @@ def commit(
     count = jnp.where(running & lawful, count, 0)
     finish = jnp.where(running, finish, state.finish)
 
-    # Rows whose token is committed now: the anchor and the proposals that were emitted before the last.
-    start = state.length - 1
-    seen = Rows(slot=jnp.int32(0), tokens=block.tokens, features=features, start=start, count=count)
-    drafted = drafter.observe(weights, state.drafter, seen)
+    # A path that left the line goes on: what the target chose behind the rows that commit is the next trunk.
+    reached = jnp.where(finish == RUNNING, jnp.minimum(reached, first_bad), 0)
+    provisional = jnp.maximum(reached - count, 0)
+    behind = jnp.minimum(jnp.arange(state.trunk.shape[1], dtype=jnp.int32)[None] + count[:, None], rows - 1)
+
+    # Rows whose token is committed now, the anchor and the proposals that were emitted before the last; and those
+    # of a provisional path, which come again when they commit.
+    drafted = drafter.observe(weights, state.drafter, seen.replace(count=count + provisional))
     last = jnp.take_along_axis(choice, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
     length = state.length + count
     moved = state.replace(
-        cache=state.cache.replace(length=state.cache.length + count),
+        cache=cache.replace(length=cache.length + count),
         drafter=drafted,
         anchor=jnp.where(count > 0, last, state.anchor),
         length=length,
         finish=finish,
         seen=processors.count(state.seen, choice, count),
+        trunk=jnp.take_along_axis(choice, behind, axis=1),
+        trunk_count=provisional,
     )
     info = RoundInfo(
         tokens=jnp.where(order < count[:, None], choice, 0),
@@ -189,6 +221,9 @@ def commit(
         proposed=proposed,
         accepted=jnp.where(running, whole - 1, 0),
         finish=finish,
+        trunk=jnp.zeros_like(count) if branching is None else branchings.trunk(branching, state),
+        provisional=provisional,
+        path=path if branching is not None and branching.exact == "off" else None,
     )
     return moved, info
 
@@ -201,13 +236,19 @@ def round(
     state: DecodeState,
     *,
     rule: str = "choice",
+    branching: Branching | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
     """One whole round in one expression, for loops on the device."""
-    block, proposed, log_q = draft_with_law(config, drafter, weights, state)
+    if rule == "choice":
+        (block, proposed), log_q = draft(config, drafter, weights, state, branching=branching), None
+    else:
+        block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
     state = state.replace(cache=cache)
     logits = process(state, block, logits)
-    return commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
+    return commit(
+        drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule, branching=branching
+    )
 
 
 def prefill(

@@ -46,6 +46,10 @@ class DecodeState(flax.struct.PyTreeNode):
     sampling: Sampling
     processors: Processors
     seen: Occurrences
+    # Tokens that follow the anchor on a branch that was accepted: provisional until the next block reads them
+    # as a chain (`decoding/branching.py`).
+    trunk: Array  # [B, N - 1] int32
+    trunk_count: Array  # [B] int32
 
     @property
     def running(self) -> Array:
@@ -57,10 +61,13 @@ class RoundInfo(flax.struct.PyTreeNode):
 
     tokens: Array  # [B, N] int32, emitted tokens in order
     count: Array  # [B] int32, how many of them; cut at an end token and at the limit
-    proposals: Array  # [B, N - 1] int32, the drafted chain
-    proposed: Array  # [B] int32, drafted tokens that were verified
-    accepted: Array  # [B] int32, drafted tokens accepted, before any cut
+    proposals: Array  # [B, N - 1] int32, the tokens below the root: trunk, chain, branches
+    proposed: Array  # [B] int32, how many of them were verified
+    accepted: Array  # [B] int32, of them accepted and committed, before any cut
     finish: Array  # [B] int32, as in `DecodeState`
+    trunk: Array  # [B] int32, rows that read provisional tokens of the round before once more
+    provisional: Array  # [B] int32, tokens that a branch added and that the next round's trunk will read
+    path: Array | None = None  # [B, N] int32, the row behind each emitted token, where that is not its number
     scores: Scores | None = None  # when asked for
 
 
@@ -78,4 +85,6 @@ def init(config: EngineConfig, dtype: jnp.dtype, drafter_state: Any) -> DecodeSt
         sampling=greedy(slots),
         processors=processors.off(slots),
         seen=processors.nothing(slots, config.target.vocab_size),
+        trunk=jnp.zeros((slots, config.rows - 1), jnp.int32),
+        trunk_count=jnp.zeros((slots,), jnp.int32),
     )

@@ -18,6 +18,8 @@ import flax.struct
 import jax.numpy as jnp
 from jax import Array
 
+from jspec.decoding import growth
+from jspec.decoding.growth import Growth
 from jspec.decoding.sampling import Sampling
 from jspec.target.config import TargetConfig
 from jspec.target.features import Features
@@ -25,7 +27,7 @@ from jspec.target.model import TargetParams
 
 
 class Rows(flax.struct.PyTreeNode):
-    """Rows that the target has read and that are committed, for `R` slots.
+    """Rows that the target has read and accepted, for `R` slots.
 
     Row j of slot block r sits at absolute position `start[r] + j`; rows at and beyond `count[r]`
     hold nothing and must leave no trace. `R` is 1 in prefill and `B` after a round.
@@ -78,7 +80,11 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def observe(self, weights: Any, state: Any, rows: Rows) -> Any:
-        """Takes in rows that the target has committed; they arrive in order, each once."""
+        """Takes in rows that the target has accepted; they arrive in order.
+
+        Committed rows come once. Those of a path that left a tree's front chain come before that: they, or
+        others instead, come again from where the committed ones end (`decoding/branching.py`).
+        """
 
     @abc.abstractmethod
     def reset(self, state: Any, slot: Array) -> Any:
@@ -93,6 +99,14 @@ class Drafter(abc.ABC):
           position: `[B]` int32, its absolute position; rows `0 .. position-1` were observed.
           sampling: the slots' settings, for drafters that share the target's noise.
         """
+
+    def grow(self, weights: Any, state: Any, anchor: Array, position: Array, sampling: Sampling, nodes: int) -> Growth:
+        """Proposes a tree of at most `nodes` nodes to follow each slot's anchor; a chain unless a drafter knows better.
+
+        Arguments as in `propose`; the anchor may be provisional.
+        """
+        made = self.propose(weights, state, anchor, position, sampling)
+        return growth.chain(made.tokens, made.count, nodes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

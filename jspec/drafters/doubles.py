@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jspec.decoding import rejection, tree
+from jspec.decoding import growth, rejection, tree
 from jspec.decoding import sampling as samplings
+from jspec.decoding.growth import Growth
 from jspec.decoding.noise import scramble
 from jspec.decoding.sampling import Sampling
 from jspec.drafters import history
@@ -49,7 +50,9 @@ class Oracle(Drafter):
     """Proposes the continuation that its script holds for the text so far.
 
     Its weights come from `script`. `pattern`, if given, is the number of right proposals in turn,
-    counted in observed blocks: the next proposal is spoilt, so accept lengths are chosen by the test.
+    counted in observed blocks: the next proposal is spoilt, so accept lengths are chosen by the test. As a
+    tree it holds the right continuation too, on a branch beside the spoilt token, so the path leaves the
+    front chain where the test wants it.
     """
 
     pattern: tuple[int, ...] = ()
@@ -75,6 +78,20 @@ class Oracle(Drafter):
     def propose(
         self, weights: Array, state: OracleState, anchor: Array, position: Array, sampling: Sampling
     ) -> Proposal:
+        tokens, count, spoilt = self._read(weights, state, anchor, position)
+        return Proposal(tokens=_spoilt(tokens, spoilt), count=count)
+
+    def grow(
+        self, weights: Array, state: OracleState, anchor: Array, position: Array, sampling: Sampling, nodes: int
+    ) -> Growth:
+        tokens, count, spoilt = self._read(weights, state, anchor, position)
+        front, beside = (growth.chain(t, count, nodes) for t in (_spoilt(tokens, spoilt), tokens))
+        # Each node is a little less likely than the one above it, and a branch than the chain.
+        front = front.replace(score=front.score - 0.01 * front.depth.astype(jnp.float32))
+        return growth.merged(front, beside.replace(score=front.score - 0.001), nodes)
+
+    def _read(self, weights: Array, state: OracleState, anchor: Array, position: Array) -> tuple[Array, Array, Array]:
+        """The script's continuation `[B, K]`, how much of it there is `[B]`, and which of it to spoil `[B]`."""
         columns = jnp.arange(state.text.shape[1], dtype=jnp.int32)[None]
         text = jnp.where(columns == position[:, None], anchor[:, None], state.text)
         known = (columns <= position[:, None])[:, None]
@@ -85,11 +102,16 @@ class Oracle(Drafter):
         tokens = jnp.take_along_axis(line, jnp.minimum(ahead, line.shape[1] - 1), axis=1)
         there = (tokens >= 0) & jnp.any(same, axis=1)[:, None] & (ahead < line.shape[1])
         count = jnp.sum(jnp.cumprod(there.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
+        right = jnp.full(count.shape, self.proposals, jnp.int32)
         if self.pattern:
             right = jnp.asarray(self.pattern, jnp.int32)[state.rounds % len(self.pattern)]
-            spoilt = jnp.arange(self.proposals, dtype=jnp.int32)[None] == right[:, None]
-            tokens = jnp.where(spoilt, jnp.where(tokens == 0, 1, tokens - 1), tokens)
-        return Proposal(tokens=jnp.maximum(tokens, 0), count=count)
+        return jnp.maximum(tokens, 0), count, right
+
+
+def _spoilt(tokens: Array, at: Array) -> Array:
+    """`tokens [B, K]` with the token at `at [B]` made wrong."""
+    there = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] == at[:, None]
+    return jnp.where(there, jnp.where(tokens == 0, 1, tokens - 1), tokens)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,6 +139,14 @@ class Random(Drafter):
         word = scramble(scramble(ahead.astype(jnp.uint32) ^ jnp.uint32(self.salt)) + anchor[:, None].astype(jnp.uint32))
         tokens = (word % jnp.uint32(self.vocab)).astype(jnp.int32)
         return Proposal(tokens=tokens, count=jnp.full(anchor.shape, self.proposals, jnp.int32))
+
+    def grow(self, weights: Any, state: Any, anchor: Array, position: Array, sampling: Sampling, nodes: int) -> Growth:
+        drawn = self.propose(weights, state, anchor, position, sampling).tokens
+        ranks = jnp.arange(min(nodes, self.vocab), dtype=jnp.int32)[None, None]
+        tokens = (drawn[..., None] + ranks) % self.vocab
+        return growth.best(
+            tokens, jnp.broadcast_to(jnp.log(0.5) * (ranks + 1).astype(jnp.float32), tokens.shape), nodes
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jspec.decoding import logprobs
 from jspec.decoding import round as rounds
 from jspec.decoding import state as states
+from jspec.decoding.branching import Branching
 from jspec.decoding.processors import Occurrences, Processors
 from jspec.decoding.sampling import Sampling
 from jspec.decoding.state import DecodeState, RoundInfo
@@ -81,6 +82,7 @@ def reset(drafter: Drafter, state: DecodeState, slot: Array) -> DecodeState:
         finish=state.finish.at[slot].set(states.LENGTH),
         length=state.length.at[slot].set(1),
         limit=state.limit.at[slot].set(1),
+        trunk_count=state.trunk_count.at[slot].set(0),
     )
 
 
@@ -113,10 +115,17 @@ def cancel(state: DecodeState, slot: Array) -> DecodeState:
     return state.replace(finish=state.finish.at[slot].set(states.STOP))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def draft(config: EngineConfig, drafter: Drafter, weights: Any, state: DecodeState) -> tuple[Block, Array]:
+@partial(jax.jit, static_argnums=(0, 1), static_argnames=("branching",))
+def draft(
+    config: EngineConfig,
+    drafter: Drafter,
+    weights: Any,
+    state: DecodeState,
+    *,
+    branching: Branching | None = None,
+) -> tuple[Block, Array]:
     """The drafter's program: see `decoding.round.draft`."""
-    return rounds.draft(config, drafter, weights, state)
+    return rounds.draft(config, drafter, weights, state, branching=branching)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -135,7 +144,7 @@ def verify(
     return rounds.verify(config, params, cache, block)
 
 
-@partial(jax.jit, static_argnums=(0,), static_argnames=("rule",), donate_argnums=(2,))
+@partial(jax.jit, static_argnums=(0,), static_argnames=("rule", "branching"), donate_argnums=(2,))
 def commit(
     drafter: Drafter,
     weights: Any,
@@ -148,9 +157,12 @@ def commit(
     log_q: Array | None = None,
     *,
     rule: str = "choice",
+    branching: Branching | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
     """Choice, acceptance and bookkeeping: see `decoding.round.commit`."""
-    return rounds.commit(drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule)
+    return rounds.commit(
+        drafter, weights, state, block, proposed, logits, features, finite, log_q, rule=rule, branching=branching
+    )
 
 
 @jax.jit
@@ -166,9 +178,9 @@ def log_probs(settings: Sampling, logits: Array, shaped: Array, processed: Array
 
 
 @jax.jit
-def score(table: Array, tokens: Array) -> logprobs.Scores:
-    """Log-probabilities of what was emitted: see `decoding.logprobs.score`."""
-    return logprobs.score(table, tokens)
+def score(table: Array, tokens: Array, path: Array | None = None) -> logprobs.Scores:
+    """Log-probabilities of what was emitted, by the rows `path [B, N]`: see `decoding.logprobs.score`."""
+    return logprobs.score(table if path is None else jnp.take_along_axis(table, path[..., None], axis=1), tokens)
 
 
 def step(
@@ -181,6 +193,7 @@ def step(
     rule: str = "choice",
     shaped: bool = True,
     processed: Array | None = None,
+    branching: Branching | None = None,
 ) -> tuple[DecodeState, RoundInfo]:
     """One round, stepped by the host: a few programs, no host work between them.
 
@@ -189,9 +202,10 @@ def step(
       shaped: False saves the program of the processors, where the host knows that no slot asks for them.
       processed: `[B]` bool, asks for log-probabilities, processed ones where True; they cost two
         programs more, and come as `RoundInfo.scores`.
+      branching: drafts are trees; None, chains.
     """
     if rule == "choice":
-        (block, proposed), log_q = draft(config, drafter, weights, state), None
+        (block, proposed), log_q = draft(config, drafter, weights, state, branching=branching), None
     else:
         block, proposed, log_q = draft_with_law(config, drafter, weights, state)
     logits, features, finite, cache = verify(config, params, state.cache, block)
@@ -199,10 +213,10 @@ def step(
     given = process(state, block, logits) if shaped else logits
     table = None if processed is None else log_probs(state.sampling, logits, given, processed)
     if rule == "choice":
-        state, info = commit(drafter, weights, state, block, proposed, given, features, finite)
+        state, info = commit(drafter, weights, state, block, proposed, given, features, finite, branching=branching)
     else:
         state, info = commit(drafter, weights, state, block, proposed, given, features, finite, log_q, rule=rule)
-    return state, info if table is None else info.replace(scores=score(table, info.tokens))
+    return state, info if table is None else info.replace(scores=score(table, info.tokens, info.path))
 
 
 class Transcript(flax.struct.PyTreeNode):
@@ -213,7 +227,7 @@ class Transcript(flax.struct.PyTreeNode):
     rounds: Array  # [] int32
 
 
-@partial(jax.jit, static_argnums=(0, 1), static_argnames=("rule",), donate_argnums=(4,))
+@partial(jax.jit, static_argnums=(0, 1), static_argnames=("rule", "branching"), donate_argnums=(4,))
 def run(
     config: EngineConfig,
     drafter: Drafter,
@@ -222,6 +236,7 @@ def run(
     state: DecodeState,
     *,
     rule: str = "choice",
+    branching: Branching | None = None,
 ) -> tuple[DecodeState, Transcript]:
     """Rounds until every slot is done, without the host. The round is compiled into the loop, so
     its bits are those of the stepped engine only where `decoding.probe` found them equal."""
@@ -234,7 +249,7 @@ def run(
 
     def body(carry: tuple[DecodeState, Transcript]) -> tuple[DecodeState, Transcript]:
         state, out = carry
-        state, info = rounds.round(config, drafter, params, weights, state, rule=rule)
+        state, info = rounds.round(config, drafter, params, weights, state, rule=rule, branching=branching)
 
         def put(slot: Array, tokens: Array) -> Array:
             row = lax.dynamic_slice_in_dim(info.tokens, slot, 1)

@@ -73,6 +73,25 @@ def empty(layers: int, slots: int, groups: int, capacity: int, head_width: int, 
     )
 
 
+def reordered(cache: KVCache, order: Array) -> KVCache:
+    """The block behind each slot's length in another order of rows: row `order[b, j]` moves to row j.
+
+    Args:
+      order: `[B, N]` int32.
+    """
+    rows = order.shape[1]
+
+    def move(array: Array) -> Array:
+        def put(slot: Array | int, array: Array) -> Array:
+            corner = (slot, jnp.int32(0), cache.length[slot], jnp.int32(0))
+            block = lax.dynamic_slice(array, corner, (1, array.shape[1], rows, array.shape[3]))
+            return lax.dynamic_update_slice(array, jnp.take(block, order[slot], axis=2), corner)
+
+        return lax.fori_loop(jnp.int32(0), cache.slots, put, array)
+
+    return cache.replace(keys=tuple(map(move, cache.keys)), values=tuple(map(move, cache.values)))
+
+
 def bytes_per_token(config: TargetConfig, dtype: jnp.dtype) -> int:
     """Bytes of keys and values that one token adds, over all layers."""
     return 2 * config.layers * config.kv_heads * config.head_width * jnp.dtype(dtype).itemsize

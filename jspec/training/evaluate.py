@@ -17,11 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jspec.drafters.block.config import BlockConfig
-from jspec.drafters.block.weights import BlockWeights
-from jspec.training import filters, forward, packing, products
+from jspec.training import filters, forward, packing, products, students
 from jspec.training.features import Look
-from jspec.training.forward import Batch
+from jspec.training.forward import Batch, Config, Weights
 from jspec.training.packing import Shape
 from jspec.training.texts import Text
 
@@ -46,8 +44,8 @@ class Walk:
 
 
 def right(
-    config: BlockConfig,
-    weights: BlockWeights,
+    config: Config,
+    weights: Weights,
     texts: Sequence[Text],
     look: Look,
     shape: Shape,
@@ -115,10 +113,10 @@ def loop_free(texts: Sequence[Text], found: Sequence[np.ndarray]) -> tuple[list[
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _right(config: BlockConfig, dtype: str, weights: BlockWeights, batch: Batch) -> Array:
+def _right(config: Config, dtype: str, weights: Weights, batch: Batch) -> Array:
     """`[R, A]` int32."""
     contract = products.contraction(jnp.dtype(dtype))
-    said = forward.drafts(config, weights, batch, contract)
+    said = students.drafts(config, weights, batch, contract)
     columns, counted = forward.wanted(config, weights, batch)
     hit = counted & (jnp.argmax(said.logits, axis=-1).astype(jnp.int32) == columns)
     return jnp.sum(jnp.cumprod(hit.astype(jnp.int32), axis=-1), axis=-1)

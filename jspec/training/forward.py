@@ -19,9 +19,14 @@ from jax import Array
 from jspec.drafters.block import body, confidence, markov
 from jspec.drafters.block.config import BlockConfig
 from jspec.drafters.block.weights import BlockWeights
+from jspec.drafters.eagle3.config import EagleConfig
+from jspec.drafters.eagle3.weights import EagleWeights
 from jspec.target import rope
 from jspec.training import losses, products
 from jspec.training.products import Contract
+
+Config = BlockConfig | EagleConfig
+Weights = BlockWeights | EagleWeights
 
 MASKED = -1e30
 
@@ -55,11 +60,12 @@ class Labels(flax.struct.PyTreeNode):
     log_p: Array  # [R, A, K, Vd] float32, the target's log probabilities
 
 
-def wanted(config: BlockConfig, weights: BlockWeights, batch: Batch) -> tuple[Array, Array]:
+def wanted(config: Config, weights: Weights, batch: Batch) -> tuple[Array, Array]:
     """The draft columns of the tokens behind every anchor, and which of them count: both `[R, A, K]`.
 
     A token counts if the target wrote it, it is in the anchor's text and in the draft vocabulary, and all before it
-    in the block count: behind a token that can not be drafted nothing is ever accepted.
+    in the block count: behind a token that can not be drafted nothing is ever accepted. So it is behind an anchor with
+    fewer tokens before it than the drafter needs.
     """
     length = batch.tokens.shape[1]
     anchors = jnp.maximum(batch.anchors, 0)
@@ -70,14 +76,16 @@ def wanted(config: BlockConfig, weights: BlockWeights, batch: Batch) -> tuple[Ar
     columns = tokens if weights.columns is None else weights.columns[tokens]
     counted = inside & _at(batch.learned, at) & (columns < config.head_size)
     counted &= _at(batch.document, at) == _at(batch.document, anchors)[..., None]
+    counted &= _at(batch.position, anchors)[..., None] >= config.least
     counted = losses.contiguous(counted)
     return jnp.where(counted, columns, 0), counted
 
 
-def labels(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: Contract) -> Labels:
+def labels(config: Config, weights: Weights, batch: Batch, contract: Contract) -> Labels:
     """What is wanted of every block, and the target's distributions there."""
     columns, counted = wanted(config, weights, batch)
     at = jnp.minimum(_behind(config, jnp.maximum(batch.anchors, 0)), batch.tokens.shape[1] - 1)
+    assert weights.head is not None  # the target's, which `lend` gives a teacher
     # Once a token, not once a block: blocks overlap.
     scores = body.logits(config, batch.hidden.astype(jnp.float32), weights.head, _linear(contract))
     log_p = scores - batch.lse[..., None]
@@ -88,7 +96,7 @@ def labels(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: C
     )
 
 
-def _behind(config: BlockConfig, anchors: Array) -> Array:
+def _behind(config: Config, anchors: Array) -> Array:
     return anchors[..., None] + 1 + jnp.arange(config.longest, dtype=jnp.int32).reshape(1, 1, -1)  # [R, A, K]
 
 
@@ -138,7 +146,7 @@ def blocks(config: BlockConfig, weights: BlockWeights, batch: Batch, contract: C
 
     def attend(number: int, q: Array, k: Array, v: Array) -> Array:
         near = number in c.windowed
-        return _attend(contract, q, k, v, *context[number], seen[near], own[number in c.causal, near])
+        return attend_both(contract, q, k, v, *context[number], seen[near], own[number in c.causal, near])
 
     out = body.rows(weights.params, c, x, rope.angles(c.rope, c.head_width, positions), attend, linear)
     return out[:, :, c.first : c.first + c.longest]
@@ -154,32 +162,34 @@ def _visible(config: BlockConfig, batch: Batch, anchors: Array, positions: Array
     return seen & (batch.position[:, None, None, :] > positions[..., None] - config.window)
 
 
-def _attend(contract: Contract, q: Array, k: Array, v: Array, ck: Array, cv: Array, seen: Array, own: Array) -> Array:
+def attend_both(
+    contract: Contract, q: Array, k: Array, v: Array, ck: Array, cv: Array, seen: Array, own: Array
+) -> Array:
     """One softmax over context and block, whose scores are never copied into one array.
 
     Args:
-      q: `[R, A, F, H, hd]`; k, v: `[R, A, F, G, hd]`, of the block.
+      q: `[R, A, F, H, hd]`; k, v: `[R, A, M, G, hd]`, of the block.
       ck, cv: `[R, S, G, hd]`, of the context.
-      seen: `[R, A, 1 or F, S]`, own: `[F, F]`.
+      seen: `[R, A, 1 or F, S]`, own: `[F, M]`.
 
     Returns:
       `[R, A, F, H * hd]`.
     """
     r, a, f, h, hd = q.shape
-    g, s = k.shape[3], ck.shape[1]
+    m, g, s = k.shape[2], k.shape[3], ck.shape[1]
     q = (q * jnp.float32(hd**-0.5)).reshape(r, a, f, g, h // g, hd).transpose(0, 3, 1, 4, 2, 5)  # [R, G, A, h/g, F, hd]
     ck, cv = ck.transpose(0, 2, 1, 3), cv.transpose(0, 2, 3, 1)  # [R, G, S, hd], [R, G, hd, S]
-    k, v = k.transpose(0, 3, 1, 2, 4), v.transpose(0, 3, 1, 4, 2)  # [R, G, A, F, hd], [R, G, A, hd, F]
+    k, v = k.transpose(0, 3, 1, 2, 4), v.transpose(0, 3, 1, 4, 2)  # [R, G, A, M, hd], [R, G, A, hd, M]
     far = contract(q.reshape(r, g, -1, hd), ck).reshape(r, g, a, h // g, f, s)
     far = jnp.where(seen[:, None, :, None], far, MASKED)
-    near = contract(q.reshape(r, g, a, -1, hd), k).reshape(r, g, a, h // g, f, f)
-    near = jnp.where(own.reshape(1, 1, 1, 1, f, f), near, MASKED)
+    near = contract(q.reshape(r, g, a, -1, hd), k).reshape(r, g, a, h // g, f, m)
+    near = jnp.where(own.reshape(1, 1, 1, 1, f, m), near, MASKED)
     top = jnp.maximum(jnp.max(far, axis=-1, keepdims=True), jnp.max(near, axis=-1, keepdims=True))
     top = jax.lax.stop_gradient(top)
     far, near = jnp.exp(far - top), jnp.exp(near - top)
     total = jnp.sum(far, axis=-1, keepdims=True) + jnp.sum(near, axis=-1, keepdims=True)
     out = contract(far.reshape(r, g, -1, s), cv).reshape(r, g, a, h // g, f, hd)
-    out = out + contract(near.reshape(r, g, a, -1, f), v).reshape(r, g, a, h // g, f, hd)
+    out = out + contract(near.reshape(r, g, a, -1, m), v).reshape(r, g, a, h // g, f, hd)
     return (out / total).transpose(0, 2, 4, 1, 3, 5).reshape(r, a, f, h * hd)
 
 

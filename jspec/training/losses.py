@@ -57,6 +57,18 @@ def path_weights(entropy: Array, counted: Array, alpha: float = 0.5) -> Array:
     return jnp.where(counted, onward, 0.0)
 
 
+def text_shares(document: Array, anchors: Array) -> tuple[Array, Array]:
+    """One over the length of each anchor's text, `[R, A]`, and the number of texts, `[]`, both float32.
+
+    Args:
+      document: `[R, S]` int32, the number of each column's text in its row, ascending from 0; -1 for none.
+      anchors: `[R, A]` int32 columns.
+    """
+    mine = jnp.take_along_axis(document, anchors, axis=1)
+    length = jnp.sum(document[:, None, :] == mine[..., None], axis=-1).astype(jnp.float32)
+    return 1.0 / length, jnp.sum(jnp.max(document, axis=1) + 1).astype(jnp.float32)
+
+
 def contiguous(counted: Array) -> Array:
     """`counted` up to its first False: what comes after a token without a label is never reached by a draft."""
     return jnp.cumprod(counted.astype(jnp.int32), axis=-1).astype(jnp.bool_)

@@ -10,6 +10,7 @@ Three published drafters share one body and differ in parts that are settings he
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from jspec.drafters import checks
 from jspec.errors import JspecError
@@ -29,6 +30,8 @@ class BlockConfig:
         infill       row k predicts position s + k,     row 0 nothing; K up to `block - 1`
         from_anchor  row k predicts position s + k + 1, row 0 included; K up to `block`
     """
+
+    least: ClassVar[int] = 0  # tokens that must stand before an anchor
 
     family: str  # one of FAMILIES: what reports call it
     block: int  # rows it was trained with, the anchor's included

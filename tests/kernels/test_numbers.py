@@ -26,7 +26,7 @@ def program(name, key_block, cap, **options):
 
 
 def starts(shape):
-    """Lengths 0, 1, key block - 1, key block, S - N; different ones side by side where there are slots."""
+    """Lengths 0, 1, key block - 1, key block, S - N; different ones side by side where there are slots (KV-1)."""
     edges = [0, 1, shape.key_block - 1, shape.key_block, shape.capacity - shape.rows]
     return [[edges[(i + r) % len(edges)] for r in range(shape.slots)] for i in range(len(edges))]
 
@@ -47,6 +47,23 @@ def test_numbers_are_the_reference_s(name, shape):
 def test_a_token_s_bits_do_not_depend_on_its_row(name):
     run = program(name, SHIFTED.key_block, None, **RUNS.get(name, {}))
     assert shifted_differ(run) == 0
+
+
+@pytest.mark.parametrize("name", ["reference", *RUNS])
+def test_neighbours_change_no_bit(name):
+    """VS-15, VS-17: other slots of any length, rows behind that nobody proposed, a row that is not a number."""
+    s = SHIFTED
+    run = program(name, s.key_block, None, **RUNS.get(name, {}))
+    q, keys, values, rows = case(s, 0, [70, 9], poison=0.0)
+    first = np.asarray(run(q, keys, values, rows)).view(np.uint32)
+    other = q.at[1].set(3.0).at[1, 2].set(jnp.nan).at[0, 5:].set(-2.0)
+    moved = rows.replace(start=rows.start.at[1].set(200))
+    keys, values = keys.at[2].set(1.5), values.at[2].set(-0.5)
+    again = np.asarray(run(other, keys, values, moved)).view(np.uint32)
+    assert (again[0, :5] == first[0, :5]).all()
+    assert (again[0, 5:] != first[0, 5:]).any(axis=-1).all()  # and what a row does read, it notices
+    numbers = np.asarray(run(other, keys, values, moved))[1]
+    assert np.isnan(numbers[2]).all() and np.isfinite(np.delete(numbers, 2, axis=0)).all()
 
 
 def test_cached_and_in_flight_keys_apart_are_caught():
